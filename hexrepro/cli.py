@@ -1,0 +1,110 @@
+"""The command line: `python -m hexrepro`, or `hexrepro` when installed.
+
+Help is answered here from the text of the config files, without Hydra or anything compiled, so that it comes at once.
+All else goes to Hydra (`experiments/launch.py`). A user's mistake ends in one line on stderr and exit code 2.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from hexrepro.errors import InputError
+from hexrepro.paths import conf_dir
+
+GROUPS = ("workload", "cluster", "policy", "engine")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command line; returns the exit code (0 done, 2 a user's mistake, 130 interrupted)."""
+    argv = sys.argv[1:] if argv is None else list(argv)
+    try:
+        if not argv or argv[0] in ("-h", "--help", "help"):
+            print(help_text(conf_dir()))
+            return 0
+        if argv == ["--version"]:
+            from hexrepro import __version__
+
+            print(f"hexrepro {__version__}")
+            return 0
+        from hexrepro.experiments.launch import launch
+
+        launch(argv)
+        return 0
+    except InputError as mistake:
+        if os.environ.get("HEXREPRO_DEBUG") == "1":
+            raise
+        print(f"hexrepro: {' '.join(str(mistake).split())}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("\nhexrepro: interrupted; finished cells are kept, the same command goes on from there", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader of our output (head, less) has gone
+        sys.stdout = None
+        return 141
+
+
+def help_text(conf: Path) -> str:
+    """Experiments and config groups with their one-line descriptions, and how to override."""
+    lines = [
+        "Simulate HexGen-Flow and its rivals on mixed GPU clusters.",
+        "",
+        "  python -m hexrepro experiment=NAME [NAME=VALUE ...] [-m]",
+        "",
+        "Experiments (experiment=NAME):",
+        *_options(conf / "experiment"),
+    ]
+    for group in GROUPS:
+        lines += ["", f"{group}={'NAME or [NAME,NAME,...]' if group == 'policy' else 'NAME'}:", *_options(conf / group)]
+    lines += [
+        "",
+        "Other values, with their meaning, stand in conf/config.yaml:",
+        *(f"  {line}" for line in _top_level(conf / "config.yaml")),
+        "",
+        "Examples:",
+        "  python -m hexrepro experiment=hetero1",
+        "  python -m hexrepro experiment=hetero2 policy=[vllm,hexgen_flow] workload=trace1 workload.rate_qps=0.7 seeds=50",
+        "  python -m hexrepro experiment=homo profile=silicon prefix_caching=full slo_scale=4",
+        "  python -m hexrepro experiment=hetero1 workload=file workload.path=trace.json workload.rate_qps=0.5",
+        "  python -m hexrepro experiment=hetero1 prefix_caching=off,template,full -m     (one run each)",
+        "  python -m hexrepro experiment=hetero1 --cfg job     (show the composed config, run nothing)",
+        "",
+        "--config-dir DIR adds a directory of your own configs: DIR/policy/mine.yaml is then policy=mine.",
+        "Results go to outputs/EXPERIMENT/DATE_TIME (hydra.run.dir=DIR chooses another). Finished cells are cached in",
+        "HEXREPRO_CACHE (default: the user's cache directory). HEXREPRO_DEBUG=1 shows the traceback of a mistake.",
+    ]
+    return "\n".join(lines)
+
+
+def _options(group: Path) -> list[str]:
+    files = sorted(group.glob("[!_]*.yaml"))
+    width = max((len(f.stem) for f in files), default=0)
+    return [f"  {f.stem:<{width}}  {describe(f)}" for f in files] or ["  (none)"]
+
+
+def describe(file: Path) -> str:
+    """The first comment line of a config file, Hydra's `# @package` line aside."""
+    for line in file.read_text(encoding="utf-8").splitlines():
+        if not line.startswith("#"):
+            break
+        text = line.lstrip("# ").strip()
+        if text and not text.startswith("@package"):
+            return text
+    return ""
+
+
+def _top_level(config: Path) -> list[str]:
+    """`NAME=default` of each top-level scalar, with the first line of the comment above it."""
+    found, comment = [], []
+    for line in config.read_text(encoding="utf-8").splitlines():
+        if line.startswith("#"):
+            comment.append(line.lstrip("# "))
+            continue
+        name, colon, value = line.partition(":")
+        if colon and comment and not line.startswith((" ", "defaults", "hydra", "run:")):
+            value = value.strip() or "..."
+            found.append((f"{name}={value}", comment[0]))
+        comment = []
+    width = max((len(name) for name, _ in found), default=0)
+    return [f"{name:<{width}}  {text}" for name, text in found]

@@ -1,0 +1,230 @@
+"""Profiles from kernel measurements: the view `silicon`, with the derived A6000 and its alternatives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from hexrepro.cluster import silicon
+from hexrepro.cluster.latency import LatencyModel
+from hexrepro.cluster.profile_parts import (
+    MAX_NUM_SEQS,
+    PUBLISHED_DECODE_S,
+    RELEASED_CODE,
+    Profile,
+    new_profile,
+    rounded,
+    rounded_coefficients,
+    rounded_errors,
+    standard_workflow_s,
+    wrapped,
+)
+from hexrepro.cluster.shapes import LLAMA_70B, ModelShape
+from hexrepro.cluster.silicon import DATASHEETS, Kernels, Silicon, Step
+from hexrepro.cluster.types import kv_blocks
+
+UTILIZATION = 0.92  # vLLM 0.32's default
+BUDGET = 2048  # tokens a step, vLLM's default on these cards
+
+SILICON_NOTES = """\
+Step times added up from kernel measurements (GEMM, attention, all-reduce; 16-bit weights and KV), fitted by
+non-negative least squares of the relative error over a grid: decodes at batch 1-256 and contexts 512-16k,
+prefill chunks of 1-8192 tokens behind 0-14k computed ones, and mixed steps within 2048 tokens, as far as
+their KV fits; each kind weighs the same. No time of the engine's own (scheduling, sampling, launch) is in
+it. check holds pairs in seconds: what the package gives, what the fit gives.
+{fit}{interconnect}- KV capacity: {utilization:.2f} of the memory, less weights, activations and the
+  package's reserve for runtime and communication.
+"""
+
+DENSE_FIT_NOTES = """\
+- Steps of 64 to 256 tokens fit worst: there GEMMs change from memory-bound to compute-bound.
+"""
+
+EXPERTS_FIT_NOTES = """\
+- The fit is poor, since a mixture of experts is not linear: a step reads more experts with every token until
+  all are read. It is made for batches up to 64 and chunks from 256 tokens. Beyond batch 64 it gives too much
+  (at 256 two to three times the package's time), for chunks under 256 tokens too little (down to a quarter).
+"""
+
+INTERCONNECT_NOTES = """\
+- The L40S numbers hang on the all-reduce: {share:.0%} of a 1024-token prefill on four cards (no NVLink), at
+  {four:.1f} GB/s of bus bandwidth. On two cards of that machine the package measured {two:.1f} GB/s, near
+  what PCIe 4.0 gives. So four cards of it are slow (no direct access between some of them, it seems).
+  The gpus l40s-p2p and a6000-p2p are the same cards with the two-card all-reduce, times 1.5 for the larger
+  ring: name them in a cluster config to see how much hangs on it.
+"""
+
+A6000_DERIVATION = """\
+Not in the package. Derived from its L40S kernel by kernel: both are 48 GB GDDR6 cards on PCIe 4.0, so the
+all-reduce is kept as it is, and every other kernel changes as its roofline by the data sheets (864 to 768
+GB/s, 362.05 to 154.8 TFLOPS dense). Then the five coefficients are fitted as for the others.
+- Check, decode at batch 1 and 1024 tokens: A6000 : L40S = {to_l40s:.3f} (published latencies {pub_l40s:.3f}),
+  A6000 : A100 = {to_a100:.2f} (published {pub_a100:.2f}). The L40S, which is not derived, is as far off the
+  A100: {l40s_a100:.2f} (published {pub_l40s_a100:.2f}). The published runs had no such gap between A100 and
+  PCIe cards: likely one card each with 4-bit weights, so no all-reduce.
+- Alternatives, in seconds: cold prefill of 4096 tokens, decode at batch 1 and at batch 32 (1024 tokens), all
+  from the five coefficients:
+{table}
+- a6000-scaled-a100 gives a PCIe card an NVSwitch's all-reduce. The L40S times the published {pub_l40s:.3f}
+  ignores that the A6000's tensor cores are 2.3 times slower.
+- The L40S reaches {reach_l40s:.0%} of its peak in the GEMMs of a 4096-token prefill, the A100
+  {reach_a100:.0%}; an A6000 at the A100's fraction would take {faster:.0%} less time for that prefill.
+"""
+
+
+def silicon_profile(shape: ModelShape, tensor_parallel: int, *, variants: bool) -> Profile:
+    """The silicon view of one model; `variants` adds the GPUs with another interconnect or derivation."""
+    a100, l40s = Silicon(shape, "a100_sxm", tensor_parallel), Silicon(shape, "l40s", tensor_parallel)
+
+    def on_a6000(step: Step, kernels: Kernels) -> Kernels:
+        sheets = DATASHEETS["l40s"], DATASHEETS["a6000"]
+        return silicon.scale_by_datasheet(kernels, step, shape, tensor_parallel, *sheets)
+
+    gpus = {
+        "a100": _silicon_gpu("a100", a100, a100.kernels),
+        "a6000": _silicon_gpu("a6000", l40s, lambda step: on_a6000(step, l40s.kernels(step))),
+        "l40s": _silicon_gpu("l40s", l40s, l40s.kernels),
+    }
+    gpus["a6000"]["about"] = f"derived from the L40S kernel by kernel, see {LLAMA_70B.name}_silicon.yaml"
+    interconnect = ""
+    if variants:
+        two_cards = Silicon(shape, "l40s", 2)
+
+        def p2p(step: Step) -> Kernels:
+            two = two_cards.kernels(step)
+            # a ring all-reduce moves 2 (n-1)/n of the message: 1.5 with four cards, 1 with two
+            return {
+                name: 1.5 * two[name] if silicon.is_communication(name) else seconds
+                for name, seconds in l40s.kernels(step).items()
+            }
+
+        gpus["a6000-p2p"] = _silicon_gpu("a6000", l40s, lambda step: on_a6000(step, p2p(step)))
+        gpus["a6000-p2p"]["about"] = "a6000 with the all-reduce of two cards, see notes"
+        gpus["l40s-p2p"] = _silicon_gpu("l40s", l40s, p2p)
+        gpus["l40s-p2p"]["about"] = "l40s with the all-reduce of two cards, see notes"
+        gpus["a6000-scaled-a100"] = _scaled_a100(gpus)
+        prefill = Step("prefill", 1024, 0, 0, 0)
+        kernels = l40s.kernels(prefill)
+        interconnect = INTERCONNECT_NOTES.format(
+            share=sum(s for name, s in kernels.items() if silicon.is_communication(name))
+            / sum(kernels.values()),
+            four=_bus_bandwidth(l40s, prefill) / 1e9,
+            two=_bus_bandwidth(two_cards, prefill) / 1e9,
+        )
+        gpus["a6000"]["derivation"] = _a6000_derivation(gpus, on_a6000, a100, l40s)
+    source = [silicon.data_versions(engine.system) for engine in (a100, l40s)]
+    fit_notes = EXPERTS_FIT_NOTES if shape.experts else DENSE_FIT_NOTES
+    notes = SILICON_NOTES.format(fit=fit_notes, interconnect=interconnect, utilization=UTILIZATION)
+    profile = new_profile(shape.name, "silicon", source, notes, gpus, BUDGET)
+    profile["tensor_parallel"] = tensor_parallel
+    return profile
+
+
+def _silicon_gpu(gpu: str, engine: Silicon, kernels: Callable[[Step], Kernels]) -> Profile:
+    shape, tensor_parallel = engine.shape, engine.tensor_parallel
+    memory = engine.memory(UTILIZATION, BUDGET, MAX_NUM_SEQS)
+    weights = memory.pop("weights_bytes")
+    capacity = {
+        "gpu_memory_bytes": DATASHEETS[gpu].memory_bytes,
+        "weights_bytes": weights * tensor_parallel,
+        "layers": shape.layers,
+        "kv_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "kv_bytes_per_value": 2.0,
+        "tensor_parallel": tensor_parallel,
+        "gpu_memory_utilization": UTILIZATION,
+        "reserve_bytes": sum(memory.values()),
+    }
+    blocks = kv_blocks(**capacity)
+    fit, by_kind = silicon.fit_silicon(kernels, shape, blocks * 16)
+    shown = {f"prefill_{n}": Step("prefill", n, 0, 0, 0) for n in (1024, 4096, 12288)} | {
+        f"decode_{b}x{c}": Step("decode", 0, 0, b, c) for b, c in ((1, 512), (64, 512), (64, 12288))
+    }
+    check: Profile = {
+        name: [rounded(sum(kernels(step).values())), rounded(fit.model.step_s(*step.features))]
+        for name, step in shown.items()
+    }
+    if shape is LLAMA_70B:
+        check["standard_workflow_s"] = {
+            "cold": round(standard_workflow_s(fit.model, BUDGET), 2),
+            "template_cached": round(standard_workflow_s(fit.model, BUDGET, template_cached=True), 2),
+        }
+    return {
+        "latency": rounded_coefficients(fit.model),
+        "fit": {"all": rounded_errors(fit.errors)}
+        | {kind: rounded_errors(errors) for kind, errors in by_kind.items()},
+        "kv_blocks": blocks,
+        "kv_capacity": capacity,
+        **RELEASED_CODE[gpu],
+        "check": check,
+    }
+
+
+def _scaled_a100(gpus: dict[str, Profile]) -> Profile:
+    """The alternative that multiplies the A100's coefficients by the published ratio of decode times."""
+    ratio = PUBLISHED_DECODE_S["a6000"] / PUBLISHED_DECODE_S["a100"]
+    return {
+        "about": f"a100's coefficients times {ratio:.3f}, the published ratio; see derivation of a6000",
+        "latency": {name: rounded(value * ratio) for name, value in gpus["a100"]["latency"].items()},
+        "kv_blocks": gpus["a6000"]["kv_blocks"],
+        **RELEASED_CODE["a6000"],
+    }
+
+
+def _bus_bandwidth(engine: Silicon, step: Step) -> float:
+    """Bytes/s over a link in the step's all-reduces: 2 (n-1)/n of the message, NCCL's bus bandwidth."""
+    cards, message = engine.tensor_parallel, 2 * (step.n + step.b) * engine.shape.hidden
+    return engine.shape.layers * message * 2 * (cards - 1) / cards / engine.kernels(step)["ar_1"]
+
+
+def _fraction_of_peak(engine: Silicon, gpu: str, step: Step) -> float:
+    """FLOP/s that the GEMMs of a step reach, as a fraction of the data sheet's."""
+    kernels = {
+        name: s for name, s in engine.kernels(step).items() if name.endswith("gemm") and name != "logits_gemm"
+    }
+    flops = sum(silicon.work_of(name, step, engine.shape, engine.tensor_parallel)[0] for name in kernels)
+    return flops * engine.shape.layers / sum(kernels.values()) / DATASHEETS[gpu].flops
+
+
+def _a6000_derivation(
+    gpus: dict[str, Profile], on_a6000: Callable[[Step, Kernels], Kernels], a100: Silicon, l40s: Silicon
+) -> str:
+    one = Step("decode", 0, 0, 1, 1024)
+    seconds = {
+        "a100": sum(a100.kernels(one).values()),
+        "l40s": sum(l40s.kernels(one).values()),
+        "a6000": sum(on_a6000(one, l40s.kernels(one)).values()),
+    }
+    published = PUBLISHED_DECODE_S
+    by_ratio = {
+        name: value * published["a6000"] / published["l40s"]
+        for name, value in gpus["l40s"]["latency"].items()
+    }
+    models = {
+        name: LatencyModel(**gpus[name]["latency"]) for name in ("a6000", "a6000-p2p", "a6000-scaled-a100")
+    }
+    models["l40s x published ratio"] = LatencyModel(**by_ratio)
+    table = "\n".join(
+        f"    {name:24} {m.solo_latency_s(4096, 0, 1, BUDGET):7.3f} {m.step_s(0, 0, 1, 1024):7.4f}"
+        f" {m.step_s(0, 0, 32, 32 * 1024):7.4f}"
+        for name, m in models.items()
+    )
+    prefill = Step("prefill", 4096, 0, 0, 0)
+    kernels = on_a6000(prefill, l40s.kernels(prefill))
+    gemms = sum(value for name, value in kernels.items() if name.endswith("gemm"))
+    reach_l40s, reach_a100 = (
+        _fraction_of_peak(l40s, "l40s", prefill),
+        _fraction_of_peak(a100, "a100", prefill),
+    )
+    text = A6000_DERIVATION.format(
+        to_l40s=seconds["a6000"] / seconds["l40s"],
+        pub_l40s=published["a6000"] / published["l40s"],
+        to_a100=seconds["a6000"] / seconds["a100"],
+        pub_a100=published["a6000"] / published["a100"],
+        pub_l40s_a100=published["l40s"] / published["a100"],
+        l40s_a100=seconds["l40s"] / seconds["a100"],
+        reach_l40s=reach_l40s,
+        reach_a100=reach_a100,
+        table=table,
+        faster=gemms * (1 - reach_l40s / reach_a100) / sum(kernels.values()),
+    )
+    return wrapped(text)

@@ -1,0 +1,100 @@
+"""From a command line to an experiment, by way of Hydra.
+
+Hydra composes the config, makes the run directory and does `-m` sweeps. We take its errors apart (`explain.py`) and
+leave no empty run directory behind when a mistake shows up.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import hydra
+from hydra._internal.utils import get_args_parser
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
+
+from hexrepro.errors import InputError
+from hexrepro.experiments import RUNNERS, Job
+from hexrepro.experiments.explain import explain, suggest
+from hexrepro.experiments.policy_group import register
+from hexrepro.paths import conf_dir
+
+
+class _Mistake(BaseException):
+    """Carries an InputError through Hydra, which would print an `Exception` in its own words."""
+
+
+def launch(argv: list[str]) -> None:
+    """Run what `argv` asks for. Raises InputError for a user's mistake."""
+    flags = _parse(argv)
+    config_dirs = [*([Path(flags.config_dir)] if flags.config_dir else []), conf_dir()]
+    register(*config_dirs)
+    before = sys.argv
+    sys.argv = ["hexrepro", *argv]
+    # Hydra then raises instead of printing and exiting
+    full_error, os.environ["HYDRA_FULL_ERROR"] = os.environ.get("HYDRA_FULL_ERROR"), "1"
+    try:
+        hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")(_job)()
+    except _Mistake as mistake:
+        raise mistake.__cause__ from None
+    except Exception as error:
+        line = explain(error, config_dirs)
+        if line is None:
+            raise
+        raise InputError(line) from error
+    finally:
+        sys.argv = before
+        if full_error is None:
+            del os.environ["HYDRA_FULL_ERROR"]
+        else:
+            os.environ["HYDRA_FULL_ERROR"] = full_error
+
+
+def _parse(argv: list[str]) -> Namespace:
+    parser = get_args_parser()
+
+    def refuse(message: str) -> None:
+        raise InputError(f"{message}; `python -m hexrepro --help` shows what there is")
+
+    parser.error = refuse
+    return parser.parse_args(argv)
+
+
+def _job(cfg: DictConfig) -> None:
+    """One run: what Hydra calls once the config is composed and the run directory stands."""
+    hydra_cfg = HydraConfig.get()
+    job = Job(
+        cfg=cfg,
+        run_dir=Path(hydra_cfg.runtime.output_dir),
+        choices=dict(hydra_cfg.runtime.choices),
+        overrides=list(hydra_cfg.overrides.task),
+    )
+    try:
+        with _no_empty_directory(job.run_dir):
+            runner = RUNNERS.get(str(cfg.run))
+            if runner is None:
+                raise InputError(f"run={cfg.run} is unknown{suggest(str(cfg.run), RUNNERS)}")
+            module, function = runner.split(":")
+            getattr(importlib.import_module(module), function)(job)
+    except InputError as mistake:
+        raise _Mistake from mistake
+
+
+@contextmanager
+def _no_empty_directory(run_dir: Path) -> Iterator[None]:
+    """Take the run directory away again when a run that failed has written nothing into it."""
+    try:
+        yield
+    except BaseException:
+        for directory in (run_dir, *run_dir.parents[:2]):
+            try:
+                directory.rmdir()  # refuses when there is anything in it
+            except OSError:
+                break
+        raise

@@ -1,0 +1,89 @@
+"""How sure a number is: bootstrap intervals over arrival seeds, and paired ratios between policies.
+
+The seeds are the independent repetitions; the queries inside one run are not. Two policies see the same arrivals at the
+same seed, so their ratio is resampled in pairs, which removes most of the noise that the arrivals bring.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from scipy import stats
+
+RESAMPLES = 4999
+
+
+class Interval(NamedTuple):
+    """An estimate with its interval; all three have the shape of the metrics (any shape, or a number)."""
+
+    value: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+
+    @property
+    def is_tie(self) -> np.ndarray:
+        """For a ratio: whether the interval contains 1, so that no difference has been shown."""
+        return (self.low <= 1.0) & (self.high >= 1.0)
+
+
+def mean_interval(samples: np.ndarray, confidence: float = 0.95) -> Interval:
+    """Mean over seeds. samples: float[..., R], one value a seed."""
+    samples = np.asarray(samples, np.float64)
+    return _bootstrap((samples,), lambda x, axis: np.mean(x, axis=axis), confidence)
+
+
+def ratio_interval(samples: np.ndarray, baseline: np.ndarray, confidence: float = 0.95) -> Interval:
+    """Mean of `samples` over mean of `baseline`, seeds paired. Both float[..., R]."""
+
+    def ratio(x, y, axis):
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.mean(x, axis=axis) / np.mean(y, axis=axis)
+
+    samples, baseline = np.asarray(samples, np.float64), np.asarray(baseline, np.float64)
+    return _bootstrap((samples, baseline), ratio, confidence)
+
+
+def _expanded(confidence: float, n: int) -> float:
+    """The level to ask of a bootstrap of n samples so that it covers as promised.
+
+    Resampling n values shows a spread that is too small by sqrt((n - 1)/n), and normal instead of t tails; with 20
+    seeds a nominal 95 % interval covers 92 %. This is Hesterberg's correction ("expanded" bootstrap, 2015).
+    """
+    t = stats.t.ppf((1 + confidence) / 2, n - 1) * np.sqrt(n / (n - 1))
+    return float(stats.norm.cdf(t) - stats.norm.cdf(-t))
+
+
+def _bootstrap(data: tuple[np.ndarray, ...], statistic, confidence: float) -> Interval:
+    """BCa bootstrap along the last axis; the same resamples for every row, and the same on every call (seed 0)."""
+    shape, seeds = data[0].shape[:-1], data[0].shape[-1]
+    rows = [x.reshape(-1, seeds) for x in data]
+    value = np.atleast_1d(statistic(*rows, axis=-1))
+    low, high = value.copy(), value.copy()
+    varies = np.isfinite(value) & ~_constant(rows)
+    if seeds == 1:
+        low[varies], high[varies] = -np.inf, np.inf  # one seed says nothing about the spread
+    elif varies.any():
+        result = stats.bootstrap(
+            tuple(x[varies] for x in rows),
+            statistic,
+            axis=-1,
+            paired=len(rows) > 1,
+            n_resamples=RESAMPLES,
+            batch=500,
+            confidence_level=_expanded(confidence, seeds),
+            method="BCa",
+            rng=np.random.default_rng(0),
+        ).confidence_interval
+        # BCa gives NaN where resampling almost never moves the statistic: then there is no spread to show
+        low[varies] = np.where(np.isnan(result.low), value[varies], result.low)
+        high[varies] = np.where(np.isnan(result.high), value[varies], result.high)
+    return Interval(value.reshape(shape), low.reshape(shape), high.reshape(shape))
+
+
+def _constant(rows: list[np.ndarray]) -> np.ndarray:
+    """Which rows have no sampling distribution: the same at each of several seeds, or a policy against itself."""
+    against_itself = np.all(rows[0] == rows[-1], axis=-1) if len(rows) > 1 else np.zeros(len(rows[0]), bool)
+    if rows[0].shape[-1] == 1:
+        return against_itself
+    return against_itself | np.all([np.all(x == x[:, :1], axis=-1) for x in rows], axis=0)

@@ -1,0 +1,332 @@
+"""The public way into the simulator: `simulate` for one run, `simulate_grid` for many at once."""
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+
+from hexrepro.cluster.types import Cluster
+from hexrepro.compiled import njit
+from hexrepro.errors import InputError
+from hexrepro.scheduling.estimates import Estimates, base_slo_s, cluster_means_s, estimate
+from hexrepro.scheduling.policy import Policy, load_policy
+from hexrepro.scheduling.views import instance_views
+from hexrepro.simulator.loop import BAD_INSTANCE, BAD_KEY, DONE, simulate_one
+from hexrepro.simulator.results import GridResult, Result
+from hexrepro.simulator.state import NONE, QUERY, STAGE, TASK, Load, Memory, Options, allocate
+from hexrepro.workload.types import Workload
+
+BATCHING = ("chunked", "prefill_first")
+PREFIX_CACHING = ("off", "template", "full")
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """How the instances' engines work.
+
+    batching        chunked: vLLM V1. prefill_first: one whole prompt a step, ahead of decoding (vLLM V0, released simulator)
+    prefix_caching  off, template (calls of a stage share their prompt template), or full (and calls of a query their context)
+    decode_blocks   whether generated tokens take KV blocks; False as in the released simulator
+    idle_poll_s     > 0: an idle instance looks for work only every so often, as in the released simulator
+    """
+
+    batching: str = "chunked"
+    prefix_caching: str = "template"
+    decode_blocks: bool = True
+    idle_poll_s: float = 0.0
+
+    def __post_init__(self):
+        if self.batching not in BATCHING:
+            raise InputError(f"engine: batching={self.batching!r} is unknown (one of: {', '.join(BATCHING)})")
+        if self.prefix_caching not in PREFIX_CACHING:
+            raise InputError(
+                f"engine: prefix_caching={self.prefix_caching!r} is unknown (one of: {', '.join(PREFIX_CACHING)})"
+            )
+        if not 0.0 <= self.idle_poll_s < np.inf:
+            raise InputError(f"engine: idle_poll_s={self.idle_poll_s!r} must be 0 or a positive number of seconds")
+
+
+def simulate(
+    workload: Workload,
+    cluster: Cluster,
+    policy: Policy | str,
+    *,
+    base_slo: float | None = None,
+    engine: EngineOptions = EngineOptions(),
+    estimates: Estimates | str = "median",
+    seed: int = 0,
+) -> Result:
+    """Simulate one run of a workload that has arrivals. See `simulate_grid` for the arguments."""
+    if not workload.has_arrivals:
+        raise InputError(f"workload {workload.name!r} holds no arrival times: give it some with with_arrivals()")
+    grid = simulate_grid(
+        workload,
+        cluster,
+        policy,
+        arrivals_s=workload.arrival_s[None, :],
+        seeds=np.array([seed]),
+        base_slo=base_slo,
+        engine=engine,
+        estimates=estimates,
+        workers=1,
+        detail=True,
+    )
+    return grid.run(0)
+
+
+def simulate_grid(
+    workload: Workload,
+    cluster: Cluster,
+    policy: Policy | str,
+    *,
+    arrivals_s: np.ndarray,
+    dispatch_params: np.ndarray | None = None,
+    seeds: np.ndarray | None = None,
+    base_slo: float | None = None,
+    engine: EngineOptions = EngineOptions(),
+    estimates: Estimates | str = "median",
+    workers: int | None = None,
+    detail: bool = False,
+    progress: Callable[[int], None] | None = None,
+) -> GridResult:
+    """Simulate R runs of one workload under one policy, on all cores.
+
+    arrivals_s       float64[R, q], when the queries of each run arrive (ascending)
+    dispatch_params  float64[R, P], the dispatch rule's parameters of each run; the policy's own if None
+    seeds            int64[R], for rules that draw at random; 0, 1, 2, ... if None
+    base_slo         seconds; query i's SLO is base_slo * workload.slo_scale[i]. None: the standard workflow's length
+    estimates        an estimator's name (`median`, `history`, `oracle`), or `Estimates` of your own
+    workers          threads; the number of usable cores if None. The result is the same to the bit whatever it is
+    detail           record the times of every call, not only of every query
+    progress         called with the number of runs that were finished since the last call
+
+    Runs are computed in slices, each one call into compiled code that releases the GIL.
+    """
+    policy = load_policy(policy)
+    arrivals_s = np.ascontiguousarray(arrivals_s, np.float64)
+    if arrivals_s.ndim != 2 or arrivals_s.shape[1] != workload.n_queries or len(arrivals_s) == 0:
+        raise InputError(f"arrivals_s has shape {arrivals_s.shape}, but must be [runs, {workload.n_queries} queries]")
+    if not np.isfinite(arrivals_s).all() or (np.diff(arrivals_s, axis=1) < 0).any() or (arrivals_s < 0).any():
+        raise InputError("arrivals_s must be finite, not negative and ascending in every run")
+    runs = len(arrivals_s)
+    seeds = np.arange(runs) if seeds is None else np.asarray(seeds)
+    if seeds.shape != (runs,) or seeds.dtype.kind not in "iu":
+        raise InputError(f"seeds must be {runs} integers, got shape {seeds.shape} of {seeds.dtype}")
+    if dispatch_params is None:
+        dispatch_params = np.tile(policy.dispatch_vector, (runs, 1))
+    dispatch_params = np.ascontiguousarray(dispatch_params, np.float64)
+    if dispatch_params.shape != (runs, len(policy.dispatch_vector)) or not np.isfinite(dispatch_params).all():
+        raise InputError(
+            f"dispatch_params has shape {dispatch_params.shape}, but must be finite numbers"
+            f" [{runs} runs, {len(policy.dispatch_vector)} parameters of {policy.dispatch_rule.name}]"
+        )
+    views = instance_views(cluster)
+    block_size = _one_block_size(cluster)
+    check_fits(workload, cluster, decode_blocks=engine.decode_blocks)
+    if base_slo is None:
+        base_slo = base_slo_s(workload, views, prefix_caching=engine.prefix_caching)
+    if not base_slo > 0:
+        raise InputError(f"base_slo={base_slo!r} must be a positive number of seconds")
+    if isinstance(estimates, str):
+        estimates = estimate(workload, views, estimator=estimates, prefix_caching=engine.prefix_caching)
+
+    slo_s = base_slo * workload.slo_scale
+    load = prepare(workload, estimates, views, engine.prefix_caching, policy.client)
+    fair = policy.queue_rule.fair
+    options = Options(
+        block_size=block_size,
+        caching=engine.prefix_caching != "off",
+        prefill_first=engine.batching == "prefill_first",
+        decode_blocks=engine.decode_blocks,
+        idle_poll_s=float(engine.idle_poll_s),
+        fair=fair,
+        input_weight=policy.queue_vector[0] if fair else 0.0,
+        output_weight=policy.queue_vector[1] if fair else 0.0,
+    )
+
+    n, instances = workload.n_calls, len(views)
+    kept = n if detail else 0
+    query_end_s = np.empty((runs, workload.n_queries))
+    totals = np.empty((runs, instances, 7))
+    times = np.empty((6, runs, kept))
+    counts = np.empty((3, runs, kept), np.int32)
+
+    def work(begin: int, end: int) -> int:
+        memory = allocate(load, views, options)
+        status, run, where = _simulate_slice(
+            load, options, views, arrivals_s[begin:end], slo_s, policy.dispatch_rule, dispatch_params[begin:end],
+            policy.queue_rule, policy.queue_vector, seeds[begin:end].astype(np.int64), memory, query_end_s[begin:end],
+            totals[begin:end], times[:, begin:end], counts[:, begin:end],
+        )  # fmt: skip
+        if status != DONE:
+            raise InputError(_explain(status, int(where), policy, instances))
+        return end - begin
+
+    workers = workers or usable_cores()
+    slices = _slices(runs, n, workers)
+    if workers == 1 or len(slices) == 1:
+        for begin, end in slices:
+            done = work(begin, end)
+            if progress:
+                progress(done)
+    else:
+        with ThreadPoolExecutor(workers) as pool:
+            try:
+                for done in pool.map(lambda bounds: work(*bounds), slices):
+                    if progress:
+                        progress(done)
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+
+    detailed = {}
+    if detail:
+        names = ("release_s", "admit_s", "first_token_s", "call_finish_s", "budget_s", "estimate_s")
+        detailed = dict(zip(names, times, strict=True))
+        detailed |= dict(zip(("instance", "call_cached_tokens", "call_preemptions"), counts, strict=True))
+    names = ("busy_s", "steps", "preemptions", "prefill_tokens", "decode_tokens", "cached_tokens", "peak_kv_blocks")
+    return GridResult(
+        arrival_s=arrivals_s,
+        finish_s=query_end_s,
+        slo_s=np.broadcast_to(slo_s, query_end_s.shape),
+        **{name: totals[:, :, i] for i, name in enumerate(names)},
+        **detailed,
+    )
+
+
+def check_fits(workload: Workload, cluster: Cluster, *, decode_blocks: bool = True) -> None:
+    """Refuse a workload with a call whose KV does not fit into an idle instance: it could never finish there."""
+    tokens = workload.input_tokens.astype(np.int64)
+    if decode_blocks:
+        tokens += workload.output_tokens - 1
+    largest = int(np.argmax(tokens))
+    for spec in cluster.instances:
+        need = -(-int(tokens[largest]) // spec.block_size)
+        if need > spec.kv_blocks:
+            query = int(workload.query[largest])
+            raise InputError(
+                f"workload {workload.name!r}: query {query}, call {largest - int(workload.query_offsets[query])}"
+                f" ({workload.stage_names[workload.stage[largest]]}: {workload.input_tokens[largest]} input +"
+                f" {workload.output_tokens[largest]} output tokens) needs {need} KV blocks, but instance {spec.name} has"
+                f" {spec.kv_blocks}; shorten the call or give the instance more KV memory"
+            )
+
+
+def usable_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def prepare(workload: Workload, estimates: Estimates, views: np.ndarray, prefix_caching: str, client: str) -> Load:
+    """A workload and the beliefs about it in the form that the kernel reads."""
+    tasks = np.zeros(workload.n_calls, TASK)
+    for name in ("stage", "query", "input_tokens", "output_tokens", "tool_time_s"):
+        tasks[name] = getattr(workload, name)
+    tasks["succ_begin"] = workload.succ_offsets[:-1]
+    tasks["succ_end"] = workload.succ_offsets[1:]
+    tasks["prerequisites"] = workload.n_predecessors
+    tasks["position"] = estimates.plan.position
+    tasks["cached_estimate"] = estimates.cached_tokens
+    tasks["output_estimate"] = estimates.output_tokens
+    tasks["stage_mean_s"] = estimates.stage_mean_s
+    tasks["remaining_s"] = estimates.remaining_s
+    queries = np.zeros(workload.n_queries, QUERY)
+    queries["begin"] = workload.query_offsets[:-1]
+    queries["end"] = workload.query_offsets[1:]
+    queries["tenant"] = workload.tenant
+    queries["client"] = np.arange(workload.n_queries) if client == "query" else workload.tenant
+    stages = np.zeros(len(workload.stage_names), STAGE)
+    stages["input_median"] = estimates.input_median
+    stages["output_median"] = estimates.output_median
+    stages["cached_median"] = estimates.cached_median
+    stages["mean_s"] = cluster_means_s(views, estimates.input_median, estimates.cached_median, estimates.output_median)
+    return Load(
+        tasks=tasks,
+        queries=queries,
+        successors=workload.successors,
+        stages=stages,
+        remaining=estimates.plan.remaining,
+        stage_s=np.zeros((0, 0)) if estimates.stage_s is None else np.ascontiguousarray(estimates.stage_s, np.float64),
+        segments=_mark_segments(tasks, workload, prefix_caching),
+        window=estimates.window,
+    )
+
+
+def _mark_segments(tasks: np.ndarray, workload: Workload, prefix_caching: str) -> int:
+    """Write down which prefix segments each call shares; returns how many there are."""
+    tasks["first_segment"] = tasks["second_segment"] = NONE
+    if prefix_caching == "off":
+        return 0
+    tasks["first_segment"] = workload.template
+    tasks["first_end"] = workload.template_tokens
+    segments = int(workload.template.max()) + 1
+    if prefix_caching == "full":
+        # A context hits only behind its own template, so a shared segment is a pair of the two.
+        has = workload.context >= 0
+        pairs = workload.template[has].astype(np.int64) * (int(workload.context.max()) + 1) + workload.context[has]
+        distinct, pair = np.unique(pairs, return_inverse=True)
+        tasks["second_segment"][has] = segments + pair
+        tasks["second_end"][has] = (workload.template_tokens + workload.context_tokens)[has]
+        segments += len(distinct)
+    return segments
+
+
+def _one_block_size(cluster: Cluster) -> int:
+    sizes = {spec.block_size for spec in cluster.instances}
+    if len(sizes) > 1:
+        raise InputError(f"cluster {cluster.name!r}: all instances must have one block_size, got {sorted(sizes)}")
+    return sizes.pop()
+
+
+def _slices(runs: int, calls: int, workers: int) -> list[tuple[int, int]]:
+    """Cut the runs into slices: a few a worker, so that they end together, of at least some 100 000 calls."""
+    size = max(1, min(-(-runs // workers), max(-(-runs // (8 * workers)), 100_000 // max(calls, 1))))
+    return [(begin, min(begin + size, runs)) for begin in range(0, runs, size)]
+
+
+def _explain(status: int, where: int, policy: Policy, instances: int) -> str:
+    if status == BAD_INSTANCE:
+        return (
+            f"policy {policy.name}: dispatch rule {policy.dispatch} chose a place outside the cluster for call {where};"
+            f" it must return 0 to {instances - 1}"
+        )
+    if status == BAD_KEY:
+        return f"policy {policy.name}: queue rule {policy.queue} gave NaN for call {where}; it must return a number"
+    return f"the simulation came to a halt with {where} calls unfinished"  # a bug: work conservation excludes it
+
+
+@njit(_nrt=False)
+def _simulate_slice(
+    load: Load, options: Options, views, arrivals_s, slo_s, dispatch, params, queue, queue_params, seeds,
+    mem: Memory, query_end_s, totals, times, counts,
+):  # fmt: skip
+    for r in range(len(arrivals_s)):
+        status, where = simulate_one(
+            load, options, views, arrivals_s[r], slo_s, dispatch, params[r], queue, queue_params, seeds[r], mem,
+            query_end_s[r],
+        )  # fmt: skip
+        if status != DONE:
+            return status, r, where
+        for m in range(len(views)):
+            at = mem.engines[m]
+            totals[r, m, 0] = at.busy_s
+            totals[r, m, 1] = at.engine_steps
+            totals[r, m, 2] = at.preempted
+            totals[r, m, 3] = at.prefill_tokens
+            totals[r, m, 4] = at.decode_tokens
+            totals[r, m, 5] = at.cached_tokens
+            totals[r, m, 6] = at.peak_blocks
+        for c in range(times.shape[2]):
+            state = mem.calls[c]
+            times[0, r, c] = state.release_s
+            times[1, r, c] = state.admit_s
+            times[2, r, c] = state.first_token_s
+            times[3, r, c] = state.finish_s
+            times[4, r, c] = state.budget_s
+            times[5, r, c] = state.estimate_s
+            counts[0, r, c] = state.instance
+            counts[1, r, c] = state.cached_tokens
+            counts[2, r, c] = state.preemptions
+    return DONE, len(arrivals_s), NONE

@@ -1,0 +1,258 @@
+"""The event loop: arrivals, dispatch, and the instances' steps, in virtual time.
+
+At each event time, in this order: steps end and finished calls release what waited for them; released calls are
+dispatched by (release time, call index), each seeing the effect of those before it; instances that are not inside a step
+start one. So a call that comes exactly at a step boundary is part of the step that begins there.
+"""
+
+import math
+
+import numpy as np
+
+from hexrepro.compiled import kernel
+from hexrepro.scheduling.estimates import budget_s, cluster_mean_s, solo_latency_s
+from hexrepro.simulator import fairness
+from hexrepro.simulator.batching import begin_step, decode_s, end_step, enqueue, interrupt, next_finished, steps_until
+from hexrepro.simulator.heaps import first_timer, pop, push, set_timer
+from hexrepro.simulator.state import NONE, ZERO
+
+DONE, STUCK, BAD_INSTANCE, BAD_KEY = 0, 1, 2, 3
+_MIN_HISTORY = 5  # finished calls of a stage before their median replaces the prior
+
+
+@kernel
+def simulate_one(load, options, views, arrival_s, slo_s, dispatch, params, queue, queue_params, seed, mem, query_end_s):
+    """Run one simulation; fills `mem` and query_end_s[q]. Returns DONE, or what went wrong and the call it went wrong at."""
+    _reset(load, options, views, mem)
+    calls, timers = mem.calls, mem.timers
+    leaves = len(timers) >> 1
+    released = NONE  # heap of calls that are released, or will be at their key
+    unfinished = len(load.tasks)
+    next_query = 0
+    sequence = ZERO
+    queries = len(arrival_s)
+    while unfinished > 0:
+        now = timers[1]
+        if next_query < queries:
+            now = min(now, arrival_s[next_query])
+        if released != NONE:
+            now = min(now, calls[released].key)
+        if now == np.inf:
+            return STUCK, unfinished
+        starting = 0
+        # 1. steps end, calls finish, queries arrive
+        while timers[1] <= now:
+            m = first_timer(timers)
+            end_step(load, mem, options, m)
+            call = next_finished(load, mem, options, m)
+            while call != NONE:
+                unfinished -= 1
+                task = load.tasks[call]
+                query_end_s[task.query] = now  # times only grow: the last call to finish leaves its time
+                if load.window > 0:
+                    _remember(load, mem, call)
+                for e in range(task.succ_begin, task.succ_end):
+                    successor = np.int64(load.successors[e])
+                    calls[successor].missing -= 1
+                    if calls[successor].missing == 0:
+                        released = _release(load, calls, released, successor, now)
+                call = next_finished(load, mem, options, m)
+            set_timer(timers, m, np.inf)
+            mem.engines[m].ready = True
+            mem.ready[starting] = m
+            starting += 1
+        while next_query < queries and arrival_s[next_query] <= now:
+            for call in range(load.queries[next_query].begin, load.queries[next_query].end):
+                if load.tasks[call].prerequisites == 0:
+                    released = _release(load, calls, released, call, arrival_s[next_query])
+            next_query += 1
+        # 2. released calls are dispatched
+        while released != NONE and calls[released].key <= now:
+            call = released
+            released = pop(calls, released)
+            status, m = _dispatch(
+                load, options, mem, call, sequence, now, arrival_s, slo_s, dispatch, params, queue, queue_params, seed
+            )
+            if status != DONE:
+                return status, call
+            sequence += 1
+            if not mem.engines[m].ready and timers[leaves + m] == np.inf:
+                mem.engines[m].ready = True
+                mem.ready[starting] = m
+                starting += 1
+        # 3. steps begin
+        for i in range(starting):
+            begin_step(load, mem, options, mem.ready[i], now)
+    return DONE, NONE
+
+
+@kernel
+def _release(load, calls, released, call, now):
+    calls[call].key = now + load.tasks[call].tool_time_s
+    calls[call].seq = call
+    calls[call].release_s = calls[call].key
+    return push(calls, released, call)
+
+
+@kernel
+def _dispatch(load, options, mem, call, sequence, now, arrival_s, slo_s, dispatch, params, queue, queue_params, seed):
+    """Let the policy place one call: estimate, budget, instance, queue key."""
+    view, state, task = mem.at_hand[0], mem.calls[call], load.tasks[call]
+    query = task.query
+    view.sequence = sequence
+    view.query = query
+    view.tenant = load.queries[query].tenant
+    view.stage = task.stage
+    view.input_tokens = task.input_tokens
+    view.cached_tokens = int(task.cached_estimate)
+    view.now_s = now
+    view.arrival_s = arrival_s[query]
+    view.slo_s = slo_s[query]
+    if load.window > 0:
+        view.output_tokens = mem.stages[task.stage].output_median
+        view.stage_mean_s = mem.stages[task.stage].mean_s
+        remaining_s = 0.0
+        for s in range(len(mem.stages)):
+            remaining_s += load.remaining[task.position, s] * mem.stages[s].mean_s
+        view.remaining_s = remaining_s
+    else:
+        view.output_tokens = task.output_estimate
+        view.stage_mean_s = task.stage_mean_s
+        view.remaining_s = task.remaining_s
+    view.budget_s = budget_s(view.slo_s, now - view.arrival_s, view.stage_mean_s, view.remaining_s)
+    view.draw[0] = uniform(seed, 2 * sequence)
+    view.draw[1] = uniform(seed, 2 * sequence + 1)
+    _estimate_everywhere(load, mem, view)
+
+    m = dispatch(view, mem.t_comp_s, mem.views, params)
+    if m < 0 or m >= len(mem.views):
+        return BAD_INSTANCE, m
+    view.instance = m
+    view.t_comp_s = mem.t_comp_s[m]
+    state.key = queue(view, queue_params)
+    if math.isnan(state.key):
+        return BAD_KEY, m
+
+    at, instance = mem.engines[m], mem.views[m]
+    state.seq = at.enqueued
+    at.enqueued += 1
+    state.instance = m
+    state.known = task.input_tokens
+    state.estimate_s = view.t_comp_s
+    state.budget_s = view.budget_s
+    state.output_estimate = view.output_tokens
+    state.prefill_left = view.input_tokens - view.cached_tokens
+    instance.prefill_tokens += state.prefill_left
+    instance.output_tokens += view.output_tokens
+    instance.kv_tokens += view.input_tokens + view.output_tokens
+    instance.outstanding_s += state.estimate_s
+    instance.dispatched_s += state.estimate_s
+    if options.fair:
+        _charge_until(load, mem, options, m, now)
+    enqueue(load, mem, options, m, call)
+    interrupt(load, mem, options, m, call, now)
+    return DONE, m
+
+
+@kernel
+def _estimate_everywhere(load, mem, view):
+    """t_comp of the call on every instance; computed once a kind of instance."""
+    if len(load.stage_s) > 0:
+        for m in range(len(mem.views)):
+            mem.t_comp_s[m] = load.stage_s[view.stage, m]
+        return
+    kinds = 0
+    for m in range(len(mem.views)):
+        kind = mem.views[m].kind
+        if kind == kinds:  # kinds are numbered in order of their first instance
+            mem.kind_s[kind] = solo_latency_s(
+                mem.views[m], float(view.input_tokens), float(view.cached_tokens), view.output_tokens
+            )
+            kinds += 1
+        mem.t_comp_s[m] = mem.kind_s[kind]
+
+
+@kernel
+def _charge_until(load, mem, options, m, now):
+    """Charge the clients of instance m for the steps of the stretch in progress that have ended by `now`."""
+    at = mem.engines[m]
+    done = ZERO
+    if at.skip:
+        done = steps_until(mem, m, now)
+        if at.start_s + decode_s(mem, m, done) > now:
+            done -= 1
+    fairness.charge(load, mem, options, m, done)
+
+
+@kernel
+def _remember(load, mem, call):
+    """Add a finished call to the running medians of its stage (the `history` estimator)."""
+    window, task = load.window, load.tasks[call]
+    stage = mem.stages[task.stage]
+    _add_to_window(mem.recent[task.stage, 0], stage.finished, window, float(task.input_tokens))
+    _add_to_window(mem.recent[task.stage, 1], stage.finished, window, float(task.output_tokens))
+    stage.finished += 1
+    size = min(stage.finished, window)
+    if size >= min(_MIN_HISTORY, window):
+        stage.input_median = _median(mem.recent[task.stage, 0, 1], size)
+        stage.output_median = _median(mem.recent[task.stage, 1, 1], size)
+        cached = min(stage.cached_median, stage.input_median - 1.0)
+        stage.mean_s = cluster_mean_s(mem.views, stage.input_median, cached, stage.output_median)
+
+
+@kernel
+def _add_to_window(recent, count, window, value):
+    """Put a value into recent[2, window]: row 0 in order of arrival (a ring), row 1 sorted."""
+    size = min(count, window)
+    if size == window:  # forget the oldest
+        j = 0
+        while recent[1, j] != recent[0, count % window]:
+            j += 1
+        size -= 1
+        while j < size:
+            recent[1, j] = recent[1, j + 1]
+            j += 1
+    recent[0, count % window] = value
+    j = size
+    while j > 0 and recent[1, j - 1] > value:
+        recent[1, j] = recent[1, j - 1]
+        j -= 1
+    recent[1, j] = value
+
+
+@kernel
+def _median(ordered, size):
+    return 0.5 * (ordered[(size - 1) // 2] + ordered[size // 2])
+
+
+@kernel
+def uniform(seed, index):
+    """A uniform number in [0, 1) that depends on seed and index alone (SplitMix64), whatever the thread or the order."""
+    z = np.uint64(seed) * np.uint64(0xD1342543DE82EF95) + np.uint64(index + 1) * np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    z = z ^ (z >> np.uint64(31))
+    return float(z >> np.uint64(11)) * (1.0 / (1 << 53))
+
+
+@kernel
+def _reset(load, options, views, mem):
+    for c in range(len(mem.calls)):
+        mem.calls[c] = mem.blank_call[0]
+        mem.calls[c].missing = load.tasks[c].prerequisites
+    for m in range(len(views)):
+        mem.views[m] = views[m]
+        mem.engines[m] = mem.blank_engine[0]
+        mem.engines[m].plain = views[m].kv_capacity_tokens // options.block_size
+        for i in range(mem.clients.shape[1]):
+            mem.clients[m, i].root = NONE
+            mem.clients[m, i].counter = 0.0
+        for i in range(options.block_size):
+            mem.residues[m, i] = 0
+    for i in range(len(mem.nodes)):
+        mem.nodes[i].cached = 0
+        mem.nodes[i].holders = 0
+    for i in range(len(mem.timers)):
+        mem.timers[i] = np.inf
+    for i in range(len(load.stages)):
+        mem.stages[i] = load.stages[i]

@@ -1,0 +1,56 @@
+"""Shared by all tests: no test writes to the user's cache, and a stand-in for the simulator where it does not matter."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+INSTANCE_COUNTS = ("steps", "preemptions", "prefill_tokens", "decode_tokens", "cached_tokens", "peak_kv_blocks")
+
+
+@pytest.fixture
+def cell_cache(tmp_path, monkeypatch):
+    """An empty cache of finished cells; compiled code keeps its own place."""
+    import hexrepro.compiled  # noqa: F401 -- has chosen the place of the compiled code before the variable changes
+
+    directory = tmp_path / "cache"
+    monkeypatch.setenv("HEXREPRO_CACHE", str(directory))
+    return directory / "cells"
+
+
+@pytest.fixture
+def fake_simulator(monkeypatch):
+    """Replaces `simulate_grid` by a formula: a query takes 10 s, and 10 s more for each unit of |alpha - 0.3|.
+
+    Returns the list of its calls as (policy, runs), in order.
+    """
+    from hexrepro import simulator
+    from hexrepro.simulator import GridResult
+
+    calls = []
+
+    def simulate_grid(
+        workload, cluster, policy, *, arrivals_s, base_slo, dispatch_params=None, detail=False, **_options
+    ) -> GridResult:
+        runs, queries = arrivals_s.shape
+        calls.append((policy.name, runs))
+        alpha = policy.dispatch_vector if dispatch_params is None else dispatch_params
+        alpha = np.broadcast_to(np.atleast_2d(alpha), (runs, alpha.shape[-1]))
+        slow = 10.0 * np.abs(alpha[:, :1] - 0.3) if alpha.shape[1] else 5.0
+        finish_s = arrivals_s + 10.0 + slow + np.arange(queries) * 0.01
+        per_call = np.zeros((runs, workload.n_calls if detail else 0))
+        per_instance = np.ones((runs, len(cluster.instances)))
+        times = ("release_s", "admit_s", "first_token_s", "call_finish_s", "budget_s", "estimate_s")
+        counts = ("instance", "call_cached_tokens", "call_preemptions")
+        return GridResult(
+            arrival_s=arrivals_s,
+            finish_s=finish_s,
+            slo_s=np.broadcast_to(base_slo * workload.slo_scale, finish_s.shape),
+            busy_s=per_instance,
+            **dict.fromkeys(INSTANCE_COUNTS, per_instance),
+            **dict.fromkeys(times, per_call),
+            **dict.fromkeys(counts, per_call.astype(np.int32)),
+        )
+
+    monkeypatch.setattr(simulator, "simulate_grid", simulate_grid)
+    return calls
