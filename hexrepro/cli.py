@@ -38,7 +38,10 @@ def main(argv: list[str] | None = None) -> int:
         print(f"hexrepro: {' '.join(str(mistake).split())}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("\nhexrepro: interrupted; finished cells are kept, the same command goes on from there", file=sys.stderr)
+        print(
+            "\nhexrepro: interrupted; finished cells are kept, the same command goes on from there",
+            file=sys.stderr,
+        )
         return 130
     except BrokenPipeError:  # the reader of our output (head, less) has gone
         sys.stdout = None
@@ -56,7 +59,11 @@ def help_text(conf: Path) -> str:
         *_options(conf / "experiment"),
     ]
     for group in GROUPS:
-        lines += ["", f"{group}={'NAME or [NAME,NAME,...]' if group == 'policy' else 'NAME'}:", *_options(conf / group)]
+        lines += [
+            "",
+            f"{group}={'NAME or [NAME,NAME,...]' if group == 'policy' else 'NAME'}:",
+            *_options(conf / group),
+        ]
     lines += [
         "",
         "Other values, with their meaning, stand in conf/config.yaml:",

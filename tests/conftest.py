@@ -5,7 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-INSTANCE_COUNTS = ("steps", "preemptions", "prefill_tokens", "decode_tokens", "cached_tokens", "peak_kv_blocks")
+INSTANCE_COUNTS = (
+    "steps",
+    "preemptions",
+    "prefill_tokens",
+    "decode_tokens",
+    "cached_tokens",
+    "peak_kv_blocks",
+)
 
 
 @pytest.fixture

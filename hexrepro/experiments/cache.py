@@ -42,7 +42,9 @@ def fingerprint(*parts: Any) -> str:
 
 def _feed(digest, value: Any) -> None:
     if isinstance(value, np.ndarray):
-        digest.update(f"array {value.dtype.str} {value.shape}\0".encode() + np.ascontiguousarray(value).tobytes())
+        digest.update(
+            f"array {value.dtype.str} {value.shape}\0".encode() + np.ascontiguousarray(value).tobytes()
+        )
     elif is_dataclass(value) and not isinstance(value, type):
         digest.update(f"{type(value).__name__}(".encode())
         for field in fields(value):

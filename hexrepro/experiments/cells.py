@@ -72,7 +72,9 @@ class Cell:
     @cached_property
     def key(self) -> str:
         """Its name in the cache."""
-        return fingerprint(code_version(), self.setting.fingerprint, self.policy, _rule_sources(self.policy), self.alphas)
+        return fingerprint(
+            code_version(), self.setting.fingerprint, self.policy, _rule_sources(self.policy), self.alphas
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,7 +155,10 @@ def _compute(cell: Cell, files: dict[str, Path], workers: int | None) -> None:
     meta = {_META: json.dumps({"alpha": alpha, "candidate_p95_s": candidates}).encode()}
     for kind, table in (("queries", _queries), ("calls", _calls), ("instances", _instances)):
         whole = table(cell, grid).replace_schema_metadata(meta)
-        write_atomically(files[kind], lambda part, whole=whole: pq.write_table(whole, part, **parquet_options(whole.schema)))
+        write_atomically(
+            files[kind],
+            lambda part, whole=whole: pq.write_table(whole, part, **parquet_options(whole.schema)),
+        )
 
 
 def _candidate_p95_s(cell: Cell, common: dict) -> dict[float, float]:
@@ -222,7 +227,14 @@ def _instances(cell: Cell, grid) -> pa.Table:
         "utilisation": grid.busy_s / grid.makespan_s[:, None],
         "busy_s": grid.busy_s,
     }
-    for name in ("steps", "preemptions", "prefill_tokens", "decode_tokens", "cached_tokens", "peak_kv_blocks"):
+    for name in (
+        "steps",
+        "preemptions",
+        "prefill_tokens",
+        "decode_tokens",
+        "cached_tokens",
+        "peak_kv_blocks",
+    ):
         columns[name] = getattr(grid, name).astype(np.int64)
     return pa.table({name: x.ravel() if isinstance(x, np.ndarray) else x for name, x in columns.items()})
 

@@ -24,7 +24,7 @@ def suggest(word: str, options: Iterable[str]) -> str:
     return f"{hint} (one of: {', '.join(options)})"
 
 
-def explain(error: Exception, config_dirs: Sequence[Path]) -> str | None:
+def explain(error: Exception, config_dirs: Sequence[Path] = ()) -> str | None:
     """One line for the user; None when the error is not of the user's making."""
     if isinstance(error, OverrideParseException):
         return f"cannot read the override {error.override!r}: write NAME=VALUE (quote what the shell would take apart)"
@@ -84,7 +84,11 @@ def suggest_key(key: str) -> str:
         last = key.rpartition(".")[2]
         near = [k for k in keys if k.rpartition(".")[2] == last][:3]
     top = sorted({k.split(".")[0] for k in keys} | {"experiment"})
-    return f"; did you mean {' or '.join(near)}?" if near else f" (there are: {', '.join(top)}; +{key}=... would add it)"
+    return (
+        f"; did you mean {' or '.join(near)}?"
+        if near
+        else f" (there are: {', '.join(top)}; +{key}=... would add it)"
+    )
 
 
 def _known_keys() -> Iterable[str]:

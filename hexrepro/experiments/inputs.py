@@ -46,7 +46,9 @@ def settings_of(settings: Settings) -> list[Setting]:
                     cluster=cluster,
                     engine=engine,
                     estimator=settings.estimator,
-                    base_slo_s=base_slo_s(workload, instance_views(cluster), prefix_caching=engine.prefix_caching),
+                    base_slo_s=base_slo_s(
+                        workload, instance_views(cluster), prefix_caching=engine.prefix_caching
+                    ),
                     slo_scale=settings.slo_scale,
                     arrivals_s=arrivals_s,
                     seeds=np.arange(len(arrivals_s)),
@@ -57,7 +59,9 @@ def settings_of(settings: Settings) -> list[Setting]:
     return result
 
 
-def _arrivals(workload: Workload, rate_qps: float | None, settings: Settings) -> tuple[np.ndarray, np.ndarray]:
+def _arrivals(
+    workload: Workload, rate_qps: float | None, settings: Settings
+) -> tuple[np.ndarray, np.ndarray]:
     """Arrivals of the reported seeds float64[R, Q], and of those on which alpha is chosen float64[S, Q], seconds.
 
     Recorded arrivals are one run, whatever the number of seeds; alpha is then chosen on Poisson arrivals of that rate.
@@ -66,7 +70,9 @@ def _arrivals(workload: Workload, rate_qps: float | None, settings: Settings) ->
     process, options = traffic.arrivals, dict(traffic.arrival_options)
     if rate_qps is None or process == "recorded":
         if not workload.has_arrivals:
-            raise InputError(f"workload {workload.name!r} holds no arrivals: give it a rate, workload.rate_qps=0.5")
+            raise InputError(
+                f"workload {workload.name!r} holds no arrivals: give it a rate, workload.rate_qps=0.5"
+            )
         recorded_s = arrival_times("recorded", n, rate_qps, times_s=workload.arrival_s)
         process, options, seeds = "poisson", {}, 0
         rate_qps = (n - 1) / recorded_s[-1] if recorded_s[-1] > 0 else float(n)
@@ -74,7 +80,9 @@ def _arrivals(workload: Workload, rate_qps: float | None, settings: Settings) ->
         seeds = settings.seeds
 
     def draw(first: int, count: int) -> np.ndarray:
-        return np.stack([arrival_times(process, n, rate_qps, seed, **options) for seed in range(first, first + count)])
+        return np.stack(
+            [arrival_times(process, n, rate_qps, seed, **options) for seed in range(first, first + count)]
+        )
 
     reported = draw(0, seeds) if seeds else recorded_s[None, :]
     return reported, draw(chosen.first_seed, chosen.seeds)

@@ -18,6 +18,7 @@ import hydra
 from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
 
 from hexrepro.errors import InputError
 from hexrepro.experiments import RUNNERS, Job
@@ -36,7 +37,7 @@ def launch(argv: list[str]) -> None:
     config_dirs = [*([Path(flags.config_dir)] if flags.config_dir else []), conf_dir()]
     register(*config_dirs)
     before = sys.argv
-    sys.argv = ["hexrepro", *argv]
+    sys.argv = ["hexrepro", *_overrides_first(argv, flags.overrides)]
     # Hydra then raises instead of printing and exiting
     full_error, os.environ["HYDRA_FULL_ERROR"] = os.environ.get("HYDRA_FULL_ERROR"), "1"
     try:
@@ -63,7 +64,15 @@ def _parse(argv: list[str]) -> Namespace:
         raise InputError(f"{message}; `python -m hexrepro --help` shows what there is")
 
     parser.error = refuse
-    return parser.parse_args(argv)
+    return parser.parse_intermixed_args(argv)
+
+
+def _overrides_first(argv: list[str], overrides: list[str]) -> list[str]:
+    """Hydra's own parser wants the overrides in one piece."""
+    rest = list(argv)
+    for override in overrides:
+        rest.remove(override)
+    return [*overrides, *rest]
 
 
 def _job(cfg: DictConfig) -> None:
@@ -84,6 +93,8 @@ def _job(cfg: DictConfig) -> None:
             getattr(importlib.import_module(module), function)(job)
     except InputError as mistake:
         raise _Mistake from mistake
+    except OmegaConfBaseException as error:
+        raise _Mistake from InputError(explain(error))
 
 
 @contextmanager

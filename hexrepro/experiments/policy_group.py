@@ -54,7 +54,9 @@ class _PoliciesFirst(SearchPathPlugin):
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         for directory in self.config_dirs:
-            search_path.prepend("hexrepro", f"policies://{directory}", anchor=SearchPathQuery(provider="main"))
+            search_path.prepend(
+                "hexrepro", f"policies://{directory}", anchor=SearchPathQuery(provider="main")
+            )
 
 
 def register(*config_dirs: Path) -> None:

@@ -54,4 +54,8 @@ class Cells:
         if not self._bar:
             seconds = time.monotonic() - self._start
             note = f", {self._cached} of them cached" if self._cached else ""
-            print(f"{what}: {self._done}/{self._total} cells done in {seconds:.1f} s{note}", file=sys.stderr, flush=True)
+            print(
+                f"{what}: {self._done}/{self._total} cells done in {seconds:.1f} s{note}",
+                file=sys.stderr,
+                flush=True,
+            )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +11,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from hexrepro.errors import InputError
 from hexrepro.experiments.explain import suggest
+from hexrepro.scheduling.estimates import ESTIMATORS
+from hexrepro.simulator.engine import PREFIX_CACHING
 from hexrepro.workload.arrivals import PROCESSES
-
-PREFIX_CACHING = ("off", "template", "full")
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,7 @@ class Settings:
     alpha: float | None
     baseline: str
     confidence: float
+    calls: bool
     workers: int | None
 
 
@@ -77,7 +78,7 @@ def read_settings(cfg: DictConfig, choices: Mapping[str, Any]) -> Settings:
         engine=dict(plain["engine"]),
         slo_scale=_number(plain["slo_scale"], "slo_scale", above=0.0),
         seeds=_count(plain["seeds"], "seeds"),
-        estimator=str(plain["estimator"]),
+        estimator=_one_of(plain["estimator"], "estimator", ESTIMATORS),
         selection=Selection(
             policies=_texts(selection, "policies", "selection.", empty=True),
             alphas=_count(selection["alphas"], "selection.alphas"),
@@ -87,6 +88,7 @@ def read_settings(cfg: DictConfig, choices: Mapping[str, Any]) -> Settings:
         alpha=None if plain["alpha"] is None else _number(plain["alpha"], "alpha", least=0.0, most=1.0),
         baseline=_baseline(str(plain["baseline"]), policies),
         confidence=_number(plain["confidence"], "confidence", above=0.0, below=1.0),
+        calls=_flag(plain["calls"], "calls"),
         workers=None if plain["workers"] is None else _count(plain["workers"], "workers"),
     )
 
@@ -101,11 +103,11 @@ def _prefix_caching(value: Any, profiles: tuple[str, ...]) -> dict[str, str]:
     result = {}
     for profile in profiles:
         if profile not in by_view:
-            raise InputError(f"prefix_caching has no value for profile {profile!r}: +prefix_caching.{profile}=template")
+            raise InputError(
+                f"prefix_caching has no value for profile {profile!r}: +prefix_caching.{profile}=template"
+            )
         mode = "off" if by_view[profile] is False else str(by_view[profile])  # YAML reads a bare off as false
-        if mode not in PREFIX_CACHING:
-            raise InputError(f"prefix_caching={mode} is unknown{suggest(mode, PREFIX_CACHING)}")
-        result[profile] = mode
+        result[profile] = _one_of(mode, "prefix_caching", PREFIX_CACHING)
     return result
 
 
@@ -116,13 +118,14 @@ def _traffic(workload: Mapping[str, Any]) -> Traffic:
     rates = list(rates) if isinstance(rates, list) else [rates]
     if not rates:
         raise InputError("workload.rate_qps=[] is empty; give at least one rate in queries/s")
-    arrivals = str(options.get("arrivals", "poisson"))
-    if arrivals not in PROCESSES:
-        raise InputError(f"workload.arrivals={arrivals} is unknown{suggest(arrivals, PROCESSES)}")
+    arrivals = _one_of(options.get("arrivals", "poisson"), "workload.arrivals", PROCESSES)
     n_queries = options.get("n_queries")
     return Traffic(
         traces=traces,
-        rates_qps=tuple(None if r is None else _number(r, "workload.rate_qps", above=0.0, unit=" queries/s") for r in rates),
+        rates_qps=tuple(
+            None if r is None else _number(r, "workload.rate_qps", above=0.0, unit=" queries/s")
+            for r in rates
+        ),
         arrivals=arrivals,
         arrival_options={
             name: _number(options[name], f"workload.{name}", above=0.0)
@@ -144,6 +147,12 @@ def _texts(plain: Mapping[str, Any], name: str, prefix: str = "", empty: bool = 
     if len(set(items)) < len(items):
         raise InputError(f"{prefix}{name}={value!r} names something twice")
     return tuple(items)
+
+
+def _one_of(value: Any, name: str, known: Iterable[str]) -> str:
+    if value not in known:
+        raise InputError(f"{name}={value} is unknown{suggest(str(value), known)}")
+    return value
 
 
 def _number(
@@ -169,4 +178,10 @@ def _number(
 def _count(value: Any, name: str, least: int = 1) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise InputError(f"{name}={value} must be a whole number of at least {least}")
+    return value
+
+
+def _flag(value: Any, name: str) -> bool:
+    if not isinstance(value, bool):
+        raise InputError(f"{name}={value} must be true or false")
     return value

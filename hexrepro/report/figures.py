@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from hexrepro.report.intervals import mean_interval
+from hexrepro.report.intervals import mean_band
 from hexrepro.report.metrics import attainment, scale_at_attainment
 
 _BLUE, _ORANGE, _GREEN, _RED, _PINK, _BROWN, _ROSE, _GREY, _YELLOW, _SKY = sns.color_palette("colorblind")
@@ -87,48 +87,55 @@ def attainment_figure(
     legend_rows = -(-len(policies) // (3 if len(traces) == 1 else 6))
     with mpl.rc_context(_STYLE):
         figure = Figure(figsize=(width, 1.75 * len(rates) + 0.5 + 0.16 * legend_rows), layout="constrained")
-        axes = figure.subplots(len(rates), len(traces), squeeze=False, sharey=True, sharex="row")
+        axes = figure.subplots(len(rates), len(traces), squeeze=False, sharey=True)
         for i, rate in enumerate(rates):
-            row = {trace: panels[rate, trace] for trace in traces if (rate, trace) in panels}
-            scales = _scales(row.values(), strong)
             for j, trace in enumerate(traces):
                 ax = axes[i, j]
-                if trace not in row:
+                if (rate, trace) not in panels:
                     ax.set_axis_off()
                     continue
-                _draw_panel(ax, row[trace], scales, strong, confidence)
+                _draw_panel(ax, panels[rate, trace], strong, confidence)
                 ax.set_title(f"{trace.replace('trace', 'Trace ')}, {rate}")
                 if j == 0:
                     ax.set_ylabel("SLO attainment (%)")
                 if i == len(rates) - 1:
                     ax.set_xlabel("SLO scale (× base SLO)")
-        handles = [Line2D([], [], color=line_of(p)[0], ls=line_of(p)[1], lw=1.8 if p in strong else 1.0) for p in policies]
-        figure.legend(handles, policies, loc="outside lower center", ncols=3 if len(traces) == 1 else 6, frameon=False)
+        handles = [
+            Line2D([], [], color=line_of(p)[0], ls=line_of(p)[1], lw=1.8 if p in strong else 1.0)
+            for p in policies
+        ]
+        figure.legend(
+            handles, policies, loc="outside lower center", ncols=3 if len(traces) == 1 else 6, frameon=False
+        )
         figure.suptitle(title, fontsize=8.5, x=0.01, ha="left")
     return figure
 
 
-def _scales(panels: Sequence[Mapping[str, np.ndarray]], strong: Sequence[str]) -> np.ndarray:
-    """Scales from 1 to a little beyond where the heavier lines have reached 99 %; the same for a row of panels."""
-    ends = [scale_at_attainment(x, 0.99).mean() for curves in panels for p, x in curves.items() if p in strong]
-    ends = [e for e in ends if np.isfinite(e)]
-    return np.linspace(1.0, max([3.0, *(1.1 * e for e in ends)]), 160)
+def _scales(curves: Mapping[str, np.ndarray], strong: Sequence[str]) -> np.ndarray:
+    """Scales from 1 to a little beyond where the heavier lines have reached 99 %."""
+    ends = [scale_at_attainment(curves[p], 0.99).mean() for p in strong if p in curves]
+    return np.linspace(1.0, max([3.0, *(1.15 * e for e in ends if np.isfinite(e))]), 160)
 
 
-def _draw_panel(
-    ax: Axes, curves: Mapping[str, np.ndarray], scales: np.ndarray, strong: Sequence[str], confidence: float
-) -> None:
+def _draw_panel(ax: Axes, curves: Mapping[str, np.ndarray], strong: Sequence[str], confidence: float) -> None:
+    scales = _scales(curves, strong)
     ax.axhline(95, color="0.75", lw=0.6, zorder=0)
     for policy, normalised in sorted(curves.items(), key=lambda item: item[0] in strong):
         colour, style = line_of(policy)
-        band = mean_interval(100.0 * attainment(normalised, scales).T, confidence)
+        band = mean_band(100.0 * attainment(normalised, scales).T, confidence)
         heavy = policy in strong
-        ax.plot(scales, band.value, color=colour, ls=style, lw=1.8 if heavy else 1.0, zorder=3 if heavy else 2)
+        ax.plot(
+            scales, band.value, color=colour, ls=style, lw=1.8 if heavy else 1.0, zorder=3 if heavy else 2
+        )
         if np.isfinite(band.low).all() and np.isfinite(band.high).all():
-            ax.fill_between(scales, band.low, band.high, color=colour, alpha=0.25 if heavy else 0.10, lw=0, zorder=1)
+            ax.fill_between(
+                scales, band.low, band.high, color=colour, alpha=0.25 if heavy else 0.10, lw=0, zorder=1
+            )
     for policy in strong:
         if policy in curves:
-            _mark_95(ax, float(scale_at_attainment(curves[policy], 0.95).mean()), line_of(policy)[0], scales[-1])
+            _mark_95(
+                ax, float(scale_at_attainment(curves[policy], 0.95).mean()), line_of(policy)[0], scales[-1]
+            )
     ax.set_xlim(scales[0], scales[-1])
     ax.set_ylim(0, 103)
     ax.set_yticks([0, 25, 50, 75, 100])

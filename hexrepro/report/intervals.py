@@ -6,6 +6,7 @@ same seed, so their ratio is resampled in pairs, which removes most of the noise
 
 from __future__ import annotations
 
+import warnings
 from typing import NamedTuple
 
 import numpy as np
@@ -31,6 +32,17 @@ def mean_interval(samples: np.ndarray, confidence: float = 0.95) -> Interval:
     """Mean over seeds. samples: float[..., R], one value a seed."""
     samples = np.asarray(samples, np.float64)
     return _bootstrap((samples,), lambda x, axis: np.mean(x, axis=axis), confidence)
+
+
+def mean_band(samples: np.ndarray, confidence: float = 0.95) -> Interval:
+    """Mean over seeds with Student's interval, point by point: for the many points of a curve. samples: float[..., R]."""
+    samples = np.asarray(samples, np.float64)
+    seeds = samples.shape[-1]
+    value = samples.mean(axis=-1)
+    if seeds == 1:
+        return Interval(value, np.full_like(value, -np.inf), np.full_like(value, np.inf))
+    half = stats.t.ppf((1 + confidence) / 2, seeds - 1) * samples.std(axis=-1, ddof=1) / np.sqrt(seeds)
+    return Interval(value, value - half, value + half)
 
 
 def ratio_interval(samples: np.ndarray, baseline: np.ndarray, confidence: float = 0.95) -> Interval:
@@ -64,21 +76,30 @@ def _bootstrap(data: tuple[np.ndarray, ...], statistic, confidence: float) -> In
     if seeds == 1:
         low[varies], high[varies] = -np.inf, np.inf  # one seed says nothing about the spread
     elif varies.any():
+        low[varies], high[varies] = _bca([x[varies] for x in rows], statistic, _expanded(confidence, seeds))
+    return Interval(value.reshape(shape), low.reshape(shape), high.reshape(shape))
+
+
+def _bca(rows: list[np.ndarray], statistic, level: float) -> tuple[np.ndarray, np.ndarray]:
+    """Lower and upper ends; where BCa is undefined (hardly any spread, or two seeds), plain percentiles."""
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore", stats.DegenerateDataWarning)
         result = stats.bootstrap(
-            tuple(x[varies] for x in rows),
+            rows,
             statistic,
             axis=-1,
             paired=len(rows) > 1,
             n_resamples=RESAMPLES,
             batch=500,
-            confidence_level=_expanded(confidence, seeds),
+            confidence_level=level,
             method="BCa",
             rng=np.random.default_rng(0),
-        ).confidence_interval
-        # BCa gives NaN where resampling almost never moves the statistic: then there is no spread to show
-        low[varies] = np.where(np.isnan(result.low), value[varies], result.low)
-        high[varies] = np.where(np.isnan(result.high), value[varies], result.high)
-    return Interval(value.reshape(shape), low.reshape(shape), high.reshape(shape))
+        )
+    tail = (1 - level) / 2
+    plain_low, plain_high = np.quantile(result.bootstrap_distribution, [tail, 1 - tail], axis=-1)
+    low, high = result.confidence_interval
+    undefined = np.isnan(low) | np.isnan(high)
+    return np.where(undefined, plain_low, low), np.where(undefined, plain_high, high)
 
 
 def _constant(rows: list[np.ndarray]) -> np.ndarray:

@@ -80,7 +80,9 @@ def jain_index(shares: np.ndarray) -> np.ndarray:
     return np.where(squares > 0, total**2 / (shares.shape[-1] * np.where(squares > 0, squares, 1.0)), 1.0)
 
 
-def measure(arrival_s: np.ndarray, finish_s: np.ndarray, base_slo_s: np.ndarray, slo_scale: float) -> dict[str, np.ndarray]:
+def measure(
+    arrival_s: np.ndarray, finish_s: np.ndarray, base_slo_s: np.ndarray, slo_scale: float
+) -> dict[str, np.ndarray]:
     """Everything that a comparison reports of a policy, one value a run.
 
     arrival_s, finish_s: float[R, Q]; base_slo_s: float[Q], each query's SLO at scale 1. Returns name -> float[R].

@@ -47,7 +47,9 @@ def columns(slo_scale: float) -> list[Column]:
     ]
 
 
-def comparison_table(title: str, rows: Sequence[Row], shown: Sequence[Column], confidence: float = 0.95) -> Table:
+def comparison_table(
+    title: str, rows: Sequence[Row], shown: Sequence[Column], confidence: float = 0.95
+) -> Table:
     """Two lines a policy: the value with the half-width of its interval, and the ratio to the baseline with its own."""
     baseline = next((row.policy for row in rows if row.ratios is None), "baseline")
     table = Table(
@@ -58,7 +60,8 @@ def comparison_table(title: str, rows: Sequence[Row], shown: Sequence[Column], c
         "≈ instead of × is a tie: the ratio's interval contains 1",
         caption_justify="left",
         box=box.SIMPLE_HEAD,
-        padding=(0, 1),
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
     )
     table.add_column("policy\nα", no_wrap=True)
     for column in shown:

@@ -48,6 +48,7 @@ INSTANCE = np.dtype(
         ("kv_token_s", np.float64),
         ("max_num_seqs", np.int64),
         ("max_num_batched_tokens", np.int64),
+        ("block_size", np.int64),
         ("kv_capacity_tokens", np.int64),
         ("load_weight", np.float64),  # the released score's k
         ("kind", np.int64),  # instances of one kind share their latency model
@@ -74,6 +75,7 @@ def instance_views(cluster) -> np.ndarray:
             view[field] = getattr(spec.latency, field)
         view["max_num_seqs"] = spec.max_num_seqs
         view["max_num_batched_tokens"] = spec.max_num_batched_tokens
+        view["block_size"] = spec.block_size
         view["kv_capacity_tokens"] = spec.kv_blocks * spec.block_size
         view["load_weight"] = spec.load_weight
         view["kind"] = kinds.setdefault((spec.latency, spec.max_num_batched_tokens), len(kinds))

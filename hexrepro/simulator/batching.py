@@ -42,23 +42,31 @@ def begin_step(load, mem, options, m, now):
         return
     at.busy = True
     at.polled = True
+    while not _plan_step(load, mem, options, m, now):
+        pass
+
+
+@kernel
+def _plan_step(load, mem, options, m, now):
+    """One pass of the scheduler. False: calls were preempted and nothing was scheduled, so no step runs and no time passes."""
+    at = mem.engines[m]
     if options.fair and at.waiting > 0:
         fairness.charge(load, mem, options, m, ZERO)
     if options.prefill_first:
         if at.waiting > 0 and at.running < mem.views[m].max_num_seqs and _head_fits(load, mem, options, m, free_blocks(at)):
             _compose(load, mem, options, m, now, ZERO, ZERO)
-            return
+            return True
     need = _decode_blocks(mem, options, m, ONE)
     call = at.prefilling
     chunk = ZERO
     if call != NONE:
         state = mem.calls[call]
         chunk = min(state.known - state.computed, mem.views[m].max_num_batched_tokens - at.decoding)
-        need += blocks(state.computed + chunk, options.block_size) - blocks(state.computed, options.block_size)
+        need += blocks(state.computed + chunk, at.block_size) - blocks(state.computed, at.block_size)
     free = free_blocks(at)
     if need > free:
-        _step_under_pressure(load, mem, options, m, now)
-    elif call != NONE:
+        return _step_under_pressure(load, mem, options, m, now)
+    if call != NONE:
         _compose(load, mem, options, m, now, need, chunk)
     elif options.prefill_first or at.waiting == 0 or at.running >= mem.views[m].max_num_seqs:
         _skip(mem, options, m, now)
@@ -67,6 +75,7 @@ def begin_step(load, mem, options, m, now):
     else:
         at.blocked = True
         _skip(mem, options, m, now)
+    return True
 
 
 @kernel
@@ -91,7 +100,7 @@ def _compose(load, mem, options, m, now, need, chunk):
         call, hit = _admit(load, mem, options, m, now)
         state = mem.calls[call]
         chunk = state.known - hit if options.prefill_first else min(state.known - hit, budget)
-        take(at, mem.nodes, blocks(hit + chunk, options.block_size) - hit // options.block_size)
+        take(at, mem.nodes, blocks(hit + chunk, at.block_size) - hit // at.block_size)
         prefill += chunk
         context += _attention(chunk, hit)
         sequences += 1
@@ -102,7 +111,7 @@ def _compose(load, mem, options, m, now, need, chunk):
     kv_tokens = ZERO if options.prefill_first else at.kv_tokens
     _run_until(mem, m, now + step_s(view, prefill, context, sequences, kv_tokens))
     at.prefill_tokens += prefill
-    _note_peak(mem, options, m)
+    _note_peak(mem, m)
 
 
 @kernel
@@ -151,11 +160,12 @@ def _client(mem, options, m):
 @kernel
 def _head_fits(load, mem, options, m, free):
     """Whether all known tokens of the first call in the queue fit into `free` blocks (vLLM's full_sequence_must_fit)."""
+    at = mem.engines[m]
     call = mem.clients[m, _client(mem, options, m)].root
     known = mem.calls[call].known
-    need = blocks(known, options.block_size)
+    need = blocks(known, at.block_size)
     if options.caching:
-        hit, in_queue = lookup(load, mem.nodes, m, call, known, options.block_size)
+        hit, in_queue = lookup(load, mem.nodes, m, call, known, at.block_size)
         need += in_queue - hit
     return need <= free
 
@@ -192,9 +202,9 @@ def _admit(load, mem, options, m, now):
     view.waiting_s = view.waiting_s - state.estimate_s if view.waiting > 0 else 0.0
     hit = ZERO
     if options.caching:
-        hit, _ = lookup(load, mem.nodes, m, call, state.known, options.block_size)
-        hit *= options.block_size
-        adopt(load, at, mem.nodes, m, call, options.block_size)
+        hit, _ = lookup(load, mem.nodes, m, call, state.known, at.block_size)
+        hit *= at.block_size
+        adopt(load, at, mem.nodes, m, call, at.block_size)
     at.cached_tokens += hit
     first_time = math.isnan(state.admit_s)
     if first_time:
@@ -213,7 +223,7 @@ def _compute(load, mem, options, m, call, chunk):
     at, state = mem.engines[m], mem.calls[call]
     state.computed += chunk
     if options.caching:
-        fill(load, mem.nodes, m, call, state.computed, options.block_size)
+        fill(load, mem.nodes, m, call, state.computed, at.block_size)
     if state.computed == state.known:
         mem.slots[m, at.fresh].fresh = call
         at.fresh += 1
@@ -226,13 +236,13 @@ def _compute(load, mem, options, m, call, chunk):
 @kernel
 def _decode_blocks(mem, options, m, steps):
     """Blocks that the decoding calls take in their next `steps` steps: each opens one when its last is full."""
+    at = mem.engines[m]
     if not options.decode_blocks:
         return ZERO
-    at = mem.engines[m]
-    cycles = steps // options.block_size
+    cycles = steps // at.block_size
     need = cycles * at.decoding
-    for i in range(steps - cycles * options.block_size):
-        need += mem.residues[m, _residue(-(at.steps + i), options.block_size)]
+    for i in range(steps - cycles * at.block_size):
+        need += mem.residues[m, _residue(-(at.steps + i), at.block_size)]
     return need
 
 
@@ -253,7 +263,7 @@ def _skip(mem, options, m, now):
         steps = 1  # the counters move with every token, and with them the head of the queue
     if options.decode_blocks:
         free = free_blocks(at)
-        if (steps // options.block_size + 1) * at.decoding > free:
+        if (steps // at.block_size + 1) * at.decoding > free:
             steps = min(steps, _steps_that_fit(mem, options, m, free))
     at.skip = True
     at.advance = steps
@@ -264,10 +274,10 @@ def _skip(mem, options, m, now):
 @kernel
 def _steps_that_fit(mem, options, m, free):
     at = mem.engines[m]
-    steps = (free // at.decoding) * options.block_size
+    steps = (free // at.decoding) * at.block_size
     free -= (free // at.decoding) * at.decoding
     while True:
-        free -= mem.residues[m, _residue(-(at.steps + steps), options.block_size)]
+        free -= mem.residues[m, _residue(-(at.steps + steps), at.block_size)]
         if free < 0:
             return steps
         steps += 1
@@ -325,7 +335,7 @@ def end_step(load, mem, options, m):
     tokens = at.scheduled * at.advance
     if at.skip:
         take(at, mem.nodes, _decode_blocks(mem, options, m, at.advance))
-        _note_peak(mem, options, m)
+        _note_peak(mem, m)
         at.engine_steps += at.advance
     elif at.scheduled + at.fresh > 0 or at.prefilling != NONE:
         at.engine_steps += 1
@@ -354,7 +364,7 @@ def _join_decoding(mem, options, m, call, computed, steps):
     at, state = mem.engines[m], mem.calls[call]
     key = state.finish_step * _ADMISSIONS + state.admitted
     push_finish(mem.slots[m], at.decoding, key, call)
-    mem.residues[m, _residue(computed - steps, options.block_size)] += 1
+    mem.residues[m, _residue(computed - steps, at.block_size)] += 1
     at.decoding += 1
     at.kv_tokens += computed
 
@@ -371,12 +381,12 @@ def next_finished(load, mem, options, m):
     computed = load.tasks[call].input_tokens + load.tasks[call].output_tokens - 1
     if options.fair:
         fairness.charge_call(load, mem, options, m, call, load.tasks[call].output_tokens)
-    mem.residues[m, _residue(computed - at.steps, options.block_size)] -= 1
+    mem.residues[m, _residue(computed - at.steps, at.block_size)] -= 1
     at.decoding -= 1
     at.running -= 1
     at.kv_tokens -= computed
     held = computed if options.decode_blocks else load.tasks[call].input_tokens
-    release(load, at, mem.nodes, m, call, held, options.caching, options.block_size)
+    release(load, at, mem.nodes, m, call, held, options.caching, at.block_size)
     state.finish_s = at.end_s
     state.generated = load.tasks[call].output_tokens
     view.running -= 1
@@ -404,7 +414,7 @@ def _step_under_pressure(load, mem, options, m, now):
     while i < running:
         call, computed = order[i].call, order[i].computed
         chunk = min(mem.calls[call].known - computed, budget)
-        need = blocks(computed + chunk, options.block_size) - blocks(computed, options.block_size)
+        need = blocks(computed + chunk, at.block_size) - blocks(computed, at.block_size)
         while need > free_blocks(at):
             last = 0
             for j in range(1, running):
@@ -437,9 +447,12 @@ def _step_under_pressure(load, mem, options, m, now):
             kv_tokens += order[j].computed
     if prefill > 0:
         _compute(load, mem, options, m, at.prefilling, prefill)
+    _note_peak(mem, m)
+    if i == 0:
+        return False
     _run_until(mem, m, now + step_s(view, prefill, context, i, kv_tokens))
     at.prefill_tokens += prefill
-    _note_peak(mem, options, m)
+    return True
 
 
 @kernel
@@ -474,7 +487,7 @@ def _preempt(load, mem, options, m, call, held):
         fairness.charge_call(load, mem, options, m, call, state.generated)
     if call == at.prefilling:
         at.prefilling = NONE
-    release(load, at, mem.nodes, m, call, held, options.caching, options.block_size)
+    release(load, at, mem.nodes, m, call, held, options.caching, at.block_size)
     state.computed = 0
     state.preemptions += 1
     at.preempted += 1
@@ -505,14 +518,14 @@ def _rebuild(load, mem, options, m, running, scheduled):
         join = steps
         if i < scheduled:
             at.scheduled += 1
-        else:  # after this step the counter will have moved on, the call will not
+        elif scheduled > 0:  # after this step the counter will have moved on, the call will not
             state.finish_step += 1
             join += 1
         _join_decoding(mem, options, m, call, mem.order[i].computed, join)
 
 
 @kernel
-def _note_peak(mem, options, m):
+def _note_peak(mem, m):
     at = mem.engines[m]
-    held = mem.views[m].kv_capacity_tokens // options.block_size - free_blocks(at)
+    held = at.pool_blocks - free_blocks(at)
     at.peak_blocks = max(at.peak_blocks, held)

@@ -123,7 +123,6 @@ def simulate_grid(
             f" [{runs} runs, {len(policy.dispatch_vector)} parameters of {policy.dispatch_rule.name}]"
         )
     views = instance_views(cluster)
-    block_size = _one_block_size(cluster)
     check_fits(workload, cluster, decode_blocks=engine.decode_blocks)
     if base_slo is None:
         base_slo = base_slo_s(workload, views, prefix_caching=engine.prefix_caching)
@@ -136,7 +135,6 @@ def simulate_grid(
     load = prepare(workload, estimates, views, engine.prefix_caching, policy.client)
     fair = policy.queue_rule.fair
     options = Options(
-        block_size=block_size,
         caching=engine.prefix_caching != "off",
         prefill_first=engine.batching == "prefill_first",
         decode_blocks=engine.decode_blocks,
@@ -271,13 +269,6 @@ def _mark_segments(tasks: np.ndarray, workload: Workload, prefix_caching: str) -
         tasks["second_end"][has] = (workload.template_tokens + workload.context_tokens)[has]
         segments += len(distinct)
     return segments
-
-
-def _one_block_size(cluster: Cluster) -> int:
-    sizes = {spec.block_size for spec in cluster.instances}
-    if len(sizes) > 1:
-        raise InputError(f"cluster {cluster.name!r}: all instances must have one block_size, got {sorted(sizes)}")
-    return sizes.pop()
 
 
 def _slices(runs: int, calls: int, workers: int) -> list[tuple[int, int]]:

@@ -23,7 +23,7 @@ _MIN_HISTORY = 5  # finished calls of a stage before their median replaces the p
 @kernel
 def simulate_one(load, options, views, arrival_s, slo_s, dispatch, params, queue, queue_params, seed, mem, query_end_s):
     """Run one simulation; fills `mem` and query_end_s[q]. Returns DONE, or what went wrong and the call it went wrong at."""
-    _reset(load, options, views, mem)
+    _reset(load, views, mem)
     calls, timers = mem.calls, mem.timers
     leaves = len(timers) >> 1
     released = NONE  # heap of calls that are released, or will be at their key
@@ -236,18 +236,20 @@ def uniform(seed, index):
 
 
 @kernel
-def _reset(load, options, views, mem):
+def _reset(load, views, mem):
     for c in range(len(mem.calls)):
         mem.calls[c] = mem.blank_call[0]
         mem.calls[c].missing = load.tasks[c].prerequisites
     for m in range(len(views)):
         mem.views[m] = views[m]
         mem.engines[m] = mem.blank_engine[0]
-        mem.engines[m].plain = views[m].kv_capacity_tokens // options.block_size
+        mem.engines[m].block_size = views[m].block_size
+        mem.engines[m].pool_blocks = views[m].kv_capacity_tokens // views[m].block_size
+        mem.engines[m].plain = mem.engines[m].pool_blocks
         for i in range(mem.clients.shape[1]):
             mem.clients[m, i].root = NONE
             mem.clients[m, i].counter = 0.0
-        for i in range(options.block_size):
+        for i in range(mem.residues.shape[1]):
             mem.residues[m, i] = 0
     for i in range(len(mem.nodes)):
         mem.nodes[i].cached = 0

@@ -67,6 +67,8 @@ ENGINE = np.dtype(
         ("enqueued", np.int64),  # counts calls that came
         ("admissions", np.int64),
         # the block pool: free blocks without a hash, then cached blocks in order of eviction
+        ("block_size", np.int64),
+        ("pool_blocks", np.int64),
         ("plain", np.int64),
         ("evictable", np.int64),
         ("oldest", np.int64),
@@ -178,7 +180,6 @@ class Load(NamedTuple):
 class Options(NamedTuple):
     """Switches of the engine."""
 
-    block_size: int
     caching: bool
     prefill_first: bool
     decode_blocks: bool  # whether generated tokens take KV blocks (the released simulator: no)
@@ -224,7 +225,7 @@ def allocate(load: Load, views: np.ndarray, options: Options) -> Memory:
         nodes=np.zeros(n + instances * load.segments if options.caching else 1, NODE),
         slots=np.zeros((instances, batch), SLOT),
         clients=np.zeros((instances, clients), CLIENT),
-        residues=np.zeros((instances, options.block_size), np.int64),
+        residues=np.zeros((instances, views["block_size"].max()), np.int64),
         timers=np.zeros(2 * leaves),
         ready=np.zeros(instances, np.int64),
         t_comp_s=np.zeros(instances),

@@ -118,9 +118,8 @@ def _plan(tables: TraceTables, n_queries: int, rng: np.random.Generator) -> tupl
     first_kind = np.cumsum(kinds) - kinds
     # every distinct query once, and the rest of its stratum's places at random
     extra = wanted - kinds
-    drawn = np.repeat(first_kind, extra) + (rng.random(int(extra.sum())) * np.repeat(kinds, extra)).astype(
-        np.int64
-    )
+    which = (rng.random(int(extra.sum())) * np.repeat(kinds, extra)).astype(np.int64)
+    drawn = np.repeat(first_kind, extra) + which
     order = rng.permutation(np.concatenate([np.arange(len(spread)), drawn]))
     if tables.second_half_repeats:
         order = np.concatenate([order, order[: n_queries - first]])

@@ -26,12 +26,16 @@ def test_quantile_of_unfinished_queries_is_infinite_only_where_they_weigh():
 def test_attainment_counts_every_query_and_a_tie_attains():
     normalised = np.array([1.0, 2.0, 3.0, INF])
     assert metrics.attainment(normalised, 2.0) == 0.5
-    np.testing.assert_array_equal(metrics.attainment(normalised, np.array([0.5, 1.0, 3.0, 100.0])), [0, 0.25, 0.75, 0.75])
+    np.testing.assert_array_equal(
+        metrics.attainment(normalised, np.array([0.5, 1.0, 3.0, 100.0])), [0, 0.25, 0.75, 0.75]
+    )
 
 
 def test_attainment_over_runs_keeps_their_axis():
     normalised = np.array([[1.0, 2.0], [3.0, 4.0]])
-    np.testing.assert_array_equal(metrics.attainment(normalised, np.array([1.0, 3.0])), [[0.5, 1.0], [0.0, 0.5]])
+    np.testing.assert_array_equal(
+        metrics.attainment(normalised, np.array([1.0, 3.0])), [[0.5, 1.0], [0.0, 0.5]]
+    )
 
 
 @pytest.mark.parametrize(

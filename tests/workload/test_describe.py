@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 import pytest
-from test_types import fields
 
 from hexrepro.workload import Workload, describe, distinct_queries
+from tests.workload.samples import fields
 
 
 def test_counts_quantiles_and_rate():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from functools import lru_cache
 
 import numpy as np
 import pytest
@@ -11,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hexrepro.errors import InputError
-from hexrepro.workload import Workload, describe, distinct_queries, generate, load_tables, trace_names
+from hexrepro.workload import describe, distinct_queries, generate, load_tables, trace_names
 from hexrepro.workload.workflow import Workflow, load_workflow, shared_prefixes
+from tests.workload.samples import named_correlations, traces
 
 CHESS_TRACES = ("trace1", "trace2", "trace3", "financial", "formula_1")
-SEEDS = range(5)
 
 # queries, distinct queries, calls, input tokens, output tokens and revisions (refiners) a query
 TOTALS = {
@@ -63,12 +62,6 @@ CALLS = {
     ("trace4", "refiner"): dict.fromkeys(range(5), 30),
     ("trace4", "selector"): {0: 60, 1: 90},
 }
-
-
-@lru_cache
-def traces(name: str) -> list[Workload]:
-    """A trace at each of the seeds."""
-    return [generate(name, seed) for seed in SEEDS]
 
 
 @pytest.fixture(scope="module")
@@ -144,32 +137,15 @@ def test_the_steps_that_never_change(name, summaries):
         assert (tester["output"][0], tester["output"][100]) == (4, 6)
 
 
-# by trace: what the distinct queries' correlations are (computed from the published traces; trace3: ASSUMED, near both)
+# by trace: correlations over its distinct queries, from the published traces; those of trace3 are assumed
 CORRELATIONS = {
-    # candidate in-out, the two candidates' outputs, candidate in-revise in, unit test out-number of evaluations,
+    # candidate in-out, the two candidates' outputs, candidate in-revise in, unit test out-evaluations,
     # unit test in-evaluate in, keywords in-out
     "trace1": (0.72, 0.67, 0.40, 0.84, 0.99, 0.76),
     "trace2": (0.73, 0.73, 0.60, 0.94, 0.63, 0.83),
     "trace3": (0.80, 0.68, 0.90, 0.88, 0.93, 0.80),
     "financial": (0.68, 0.65, 0.48, 0.83, 0.96, 0.87),
 }
-
-
-def named_correlations(workload: Workload) -> np.ndarray:
-    """The six that tie calls of a query together, over the distinct queries, and that of successive
-    revisions' outputs."""
-    found = describe(workload.take(np.unique(distinct_queries(workload))))["correlations"]
-    return np.array(
-        [
-            found["input_output"]["candidate"],
-            found["successive_outputs"]["candidate"],
-            found["inputs"]["candidate", "revise"],
-            found["output_and_calls"]["generate_unit_test", "evaluate"],
-            found["inputs"]["generate_unit_test", "evaluate"],
-            found["input_output"]["keywords"],
-            found["successive_outputs"]["revise"],
-        ]
-    )
 
 
 @pytest.mark.parametrize("name", CORRELATIONS)

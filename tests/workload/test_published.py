@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_generate import named_correlations, traces
 
 from hexrepro.workload import describe, load
+from tests.workload.samples import named_correlations, traces
 
 SHARED = Path(os.environ.get("HEXREPRO_SHARED", Path(__file__).resolve().parents[2].parent / "shared"))
 TRACES = SHARED / "data" / "released_traces"

@@ -10,10 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_types import workloads
 
 from hexrepro.errors import InputError
 from hexrepro.workload import generate, load, read_parquet, write_parquet, write_released_json
+from tests.workload.samples import workloads
 
 CALLS = [
     {"step": "Information Retriever", "input_length": 301, "output_length": 5},
