@@ -38,8 +38,9 @@ def main(argv: list[str] | None = None) -> int:
         print(f"hexrepro: {' '.join(str(mistake).split())}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
+        start = "\n" if sys.stderr.isatty() else ""  # behind the terminal's ^C
         print(
-            "\nhexrepro: interrupted; finished cells are kept, the same command goes on from there",
+            f"{start}hexrepro: interrupted; finished cells are kept: the same command goes on",
             file=sys.stderr,
         )
         return 130

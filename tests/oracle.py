@@ -1,12 +1,16 @@
-"""A slow and obvious simulator of LLM serving, in plain Python: the reference that the compiled engine must equal.
+"""A slow and obvious simulator of LLM serving, in plain Python: the reference that the compiled engine must
+equal.
 
-It follows vLLM 0.32's V1 scheduler (vllm/v1/core/sched/scheduler.py, kv_cache_manager.py, block_pool.py) one engine step and
-one sequence at a time, with real block objects. Nothing is skipped, closed, or clever. `tests/vllm` holds it against vLLM's own
-scheduler; `tests/simulator/test_engine_vs_oracle.py` holds the engine against it.
+It follows vLLM 0.32's V1 scheduler (vllm/v1/core/sched/scheduler.py, kv_cache_manager.py, block_pool.py) one
+engine step and one sequence at a time, with real block objects. Nothing is skipped, closed, or clever.
+`tests/vllm` holds it against vLLM's own scheduler; `tests/simulator/test_engine_vs_oracle.py` holds the
+engine against it.
 
-Read top to bottom: the inputs, the KV pool, one call at its instance, one instance (a step), the cluster (the event loop), the policies.
+Read top to bottom: the inputs, the KV pool, one call at its instance, one instance (a step), the cluster (the
+event loop), the policies.
 
-Numbers: times are Fractions when `exact=True`, else floats; lengths are ints. At every event time t, in this order:
+Numbers: times are Fractions when `exact=True`, else floats; lengths are ints. At every event time t, in this
+order:
   1. steps that end at t end: tokens come out, calls finish, successors are released;
   2. calls released at or before t are dispatched, in the order of (release time, call index);
   3. every instance that is not inside a step and has work starts a step.
@@ -23,12 +27,14 @@ from typing import Any
 Number = Any  # float, or Fraction when exact
 
 
-# --------------------------------------------------------------------------------------------------------------------- inputs
+# ----------------------------------------------------------------------------------------------------- inputs
 
 
 @dataclass(frozen=True)
 class OracleInstance:
-    """One model instance. The first five are the step-time coefficients, in seconds per unit (see `step_time`)."""
+    """One model instance. The first five are the step-time coefficients, in seconds per unit (see
+    `step_time`).
+    """
 
     base_s: Number
     prefill_token_s: Number
@@ -45,20 +51,29 @@ class OracleInstance:
         """The same from a `hexrepro.cluster` InstanceSpec."""
         latency = spec.latency
         return cls(
-            latency.base_s, latency.prefill_token_s, latency.prefill_context_s, latency.sequence_s, latency.kv_token_s,
-            spec.kv_blocks, spec.block_size, spec.max_num_seqs, spec.max_num_batched_tokens,
-        )  # fmt: skip
+            latency.base_s,
+            latency.prefill_token_s,
+            latency.prefill_context_s,
+            latency.sequence_s,
+            latency.kv_token_s,
+            spec.kv_blocks,
+            spec.block_size,
+            spec.max_num_seqs,
+            spec.max_num_batched_tokens,
+        )
 
 
 def ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
-# -------------------------------------------------------------------------------------------------------------------- KV pool
+# ---------------------------------------------------------------------------------------------------- KV pool
 
 
 class Block:
-    """One KV block. `hash` names its content once it is (scheduled to be) full; it stays after the block is freed."""
+    """One KV block. `hash` names its content once it is (scheduled to be) full; it stays after the block is
+    freed.
+    """
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -102,13 +117,17 @@ class BlockPool:
             block.references += 1
 
     def put_hash(self, block: Block, block_hash: tuple) -> None:
-        """The block's content is named from now on. A second block of the same content queues up behind the first."""
+        """The block's content is named from now on. A second block of the same content queues up behind the
+        first.
+        """
         assert block.hash is None
         block.hash = block_hash
         self.cached.setdefault(block_hash, []).append(block)
 
     def give_back(self, blocks_of_call: list[Block]) -> None:
-        """A call's blocks, the last one first: unhashed ones to the front of the queue, hashed ones to its end."""
+        """A call's blocks, the last one first: unhashed ones to the front of the queue, hashed ones to its
+        end.
+        """
         front, end = [], []
         for block in reversed(blocks_of_call):
             block.references -= 1
@@ -118,12 +137,14 @@ class BlockPool:
         self.free.extend(end)
 
 
-# ------------------------------------------------------------------------------------------------- one call at its instance
+# ----------------------------------------------------------------------------------- one call at its instance
 
 
 @dataclass(eq=False)
 class LocalCall:
-    """One call at its instance. `known` tokens are its prompt and what it has generated; `computed` ones have their KV."""
+    """One call at its instance. `known` tokens are its prompt and what it has generated; `computed` ones have
+    their KV.
+    """
 
     call: int
     client: int
@@ -134,7 +155,8 @@ class LocalCall:
     hash_of: Callable[[int], tuple] | None  # content of its j-th block; None when prefix caching is off
     generated: int = 0
     computed: int = 0
-    decoding: bool = False  # its prefill (or its recomputation) is complete: it has got a token since it was last admitted
+    # its prefill (or its recomputation) is complete: it has got a token since it was last admitted
+    decoding: bool = False
     blocks: list[Block] = field(default_factory=list)
     preemptions: int = 0
     cached_tokens: int | None = None  # prefix hit at the first admission
@@ -163,13 +185,17 @@ class Step:
     used_blocks: int  # while the step runs
 
 
-# -------------------------------------------------------------------------------------------------------------- one instance
+# ----------------------------------------------------------------------------------------------- one instance
 
 
 class Instance:
-    """Continuous batching on one instance: a waiting queue, a running list in the order of admission, a KV pool."""
+    """Continuous batching on one instance: a waiting queue, a running list in the order of admission, a KV
+    pool.
+    """
 
-    def __init__(self, index: int, spec: OracleInstance, fair: VirtualTokenCounter | None, decode_blocks: bool) -> None:
+    def __init__(
+        self, index: int, spec: OracleInstance, fair: VirtualTokenCounter | None, decode_blocks: bool
+    ) -> None:
         self.index = index
         self.spec = spec
         self.fair = fair
@@ -197,7 +223,9 @@ class Instance:
     # ---- KV
 
     def stored(self, sequence: LocalCall, tokens: int) -> int:
-        """How many of its first `tokens` tokens take memory: all, but in the released simulator only the prompt's."""
+        """How many of its first `tokens` tokens take memory: all, but in the released simulator only the
+        prompt's.
+        """
         return tokens if self.decode_blocks else min(tokens, sequence.input_tokens)
 
     def blocks_missing(self, sequence: LocalCall, tokens: int) -> int:
@@ -205,7 +233,9 @@ class Instance:
         return max(ceil_div(self.stored(sequence, tokens), self.spec.block_size) - len(sequence.blocks), 0)
 
     def allocate(self, sequence: LocalCall, n: int) -> None:
-        """Blocks for n more tokens. Blocks that this step fills are hashed at once, as vLLM's allocate_slots does."""
+        """Blocks for n more tokens. Blocks that this step fills are hashed at once, as vLLM's allocate_slots
+        does.
+        """
         end = sequence.computed + n
         sequence.blocks += self.pool.take(self.blocks_missing(sequence, end))
         if sequence.hash_of is not None:
@@ -225,7 +255,9 @@ class Instance:
         return hits
 
     def fits(self, sequence: LocalCall, hits: list[Block]) -> bool:
-        """All known tokens must fit (scheduler_reserve_full_isl). Hits that lie in the free queue use up free blocks too."""
+        """All known tokens must fit (scheduler_reserve_full_isl). Hits that lie in the free queue use up free
+        blocks too.
+        """
         new = ceil_div(self.stored(sequence, sequence.known), self.spec.block_size) - len(hits)
         return new + sum(block.references == 0 for block in hits) <= self.pool.n_free
 
@@ -257,7 +289,9 @@ class Instance:
         self.scheduled[sequence] = n
 
     def schedule_running(self, budget: int | None, preempted: list[int]) -> int | None:
-        """Each running sequence takes its tokens, in the order of admission. Returns the budget left (None: no limit)."""
+        """Each running sequence takes its tokens, in the order of admission. Returns the budget left (None:
+        no limit).
+        """
         position = 0
         while position < len(self.running) and (budget is None or budget > 0):
             sequence = self.running[position]
@@ -297,7 +331,9 @@ class Instance:
             budget -= n
 
     def schedule_prefill_first(self, preempted: list[int]) -> None:
-        """vLLM V0 and the released simulator: the whole prompt of one waiting call, alone; else one token for each running."""
+        """vLLM V0 and the released simulator: the whole prompt of one waiting call, alone; else one token for
+        each running.
+        """
         if self.waiting and len(self.running) < self.spec.max_num_seqs:
             sequence = self.head()
             hits = self.cached_prefix(sequence)
@@ -309,8 +345,8 @@ class Instance:
     def start_step(self, now: Number, batching: str) -> list[Step]:
         """Schedule until a step has tokens. Returns all passes, the last one being the step that starts.
 
-        A pass can end with nothing scheduled: a sequence had to preempt itself before the others had their turn. The model
-        does not run then, and no time passes; the next pass finds the freed blocks.
+        A pass can end with nothing scheduled: a sequence had to preempt itself before the others had their
+        turn. The model does not run then, and no time passes; the next pass finds the freed blocks.
         """
         passes: list[Step] = []
         while True:
@@ -323,12 +359,16 @@ class Instance:
             else:
                 self.schedule_prefill_first(preempted)
             step = Step(
-                instance=self.index, start_s=now, end_s=now,
+                instance=self.index,
+                start_s=now,
+                end_s=now,
                 tokens=[(s.call, n) for s, n in self.scheduled.items()],
                 preempted=preempted,
                 admitted=[s.call for s in self.scheduled if s in waiting_before],
-                prefill_tokens=0, decodes=0, used_blocks=self.spec.kv_blocks - self.pool.n_free,
-            )  # fmt: skip
+                prefill_tokens=0,
+                decodes=0,
+                used_blocks=self.spec.kv_blocks - self.pool.n_free,
+            )
             passes.append(step)
             self.peak_blocks = max(self.peak_blocks, step.used_blocks)
             self.check_blocks()
@@ -342,10 +382,12 @@ class Instance:
             assert preempted, "a pass with work neither schedules nor preempts"
 
     def step_time(self, decodes: list[LocalCall]) -> Number:
-        """base + prefill_token * P + prefill_context * A + sequence * S + kv_token * K, of what is scheduled now.
+        """base + prefill_token * P + prefill_context * A + sequence * S + kv_token * K, of what is scheduled
+        now.
 
-        A sequence decodes when it was running before this step with its prefill complete; then it has exactly its one newest
-        token to compute. All else is prefill: chunks of prompts, and recomputation after preemption.
+        A sequence decodes when it was running before this step with its prefill complete; then it has exactly
+        its one newest token to compute. All else is prefill: chunks of prompts, and recomputation after
+        preemption.
         """
         p, twice_a, k = 0, 0, 0
         for sequence, n in self.scheduled.items():
@@ -357,7 +399,13 @@ class Instance:
                 twice_a += 2 * n * sequence.computed + n * n
         c = self.spec
         s = len(self.scheduled)
-        return c.base_s + c.prefill_token_s * p + c.prefill_context_s * twice_a / 2 + c.sequence_s * s + c.kv_token_s * k
+        return (
+            c.base_s
+            + c.prefill_token_s * p
+            + c.prefill_context_s * twice_a / 2
+            + c.sequence_s * s
+            + c.kv_token_s * k
+        )
 
     def end_step(self, on_token: Callable[[LocalCall], None], on_finish: Callable[[LocalCall], None]) -> None:
         for sequence, n in self.scheduled.items():
@@ -378,7 +426,9 @@ class Instance:
         self.step = None
 
     def check_blocks(self) -> None:
-        """free + used = pool; a block is referenced by exactly the running sequences that hold it; waiting ones hold none."""
+        """free + used = pool; a block is referenced by exactly the running sequences that hold it; waiting
+        ones hold none.
+        """
         holders: dict[int, int] = {}
         for sequence in self.running:
             for block in sequence.blocks:
@@ -389,14 +439,18 @@ class Instance:
         assert not any(sequence.blocks for sequence in self.waiting)
         for block_hash, blocks in self.pool.cached.items():
             assert all(block.hash == block_hash for block in blocks)
-        assert sum(map(len, self.pool.cached.values())) == sum(block.hash is not None for block in self.pool.blocks)
+        assert sum(map(len, self.pool.cached.values())) == sum(
+            block.hash is not None for block in self.pool.blocks
+        )
 
 
-# --------------------------------------------------------------------------------------------------- fairness between clients
+# ----------------------------------------------------------------------------------- fairness between clients
 
 
 class VirtualTokenCounter:
-    """The fair queue of one instance (VTC, arXiv 2401.00588, algorithm 2): the client that was served least comes first."""
+    """The fair queue of one instance (VTC, arXiv 2401.00588, algorithm 2): the client that was served least
+    comes first.
+    """
 
     def __init__(self, input_weight: Number = 1, output_weight: Number = 2) -> None:
         self.input_weight = input_weight
@@ -405,7 +459,9 @@ class VirtualTokenCounter:
         self.last_left: int | None = None  # client of the call that last left the queue
 
     def arrives(self, client: int, waiting_clients: set[int]) -> None:
-        """A client that had no call waiting does not keep credit from its absence. (A preempted call does not arrive anew.)"""
+        """A client that had no call waiting does not keep credit from its absence. (A preempted call does not
+        arrive anew.)
+        """
         counter = self.counter.setdefault(client, 0)
         if client in waiting_clients:
             return
@@ -429,12 +485,14 @@ class VirtualTokenCounter:
         self.counter[client] += self.output_weight
 
 
-# ---------------------------------------------------------------------------------------------------------------- the cluster
+# ------------------------------------------------------------------------------------------------ the cluster
 
 
 @dataclass
 class OracleResult:
-    """Lists over calls, over queries, over instances; and every scheduling pass in the order in which it happened."""
+    """Lists over calls, over queries, over instances; and every scheduling pass in the order in which it
+    happened.
+    """
 
     instance: list[int]
     dispatch_s: list[Number]
@@ -455,7 +513,8 @@ class OracleResult:
 class Oracle:
     """The cluster in virtual time.
 
-    dispatch(call, oracle) -> instance index, from the state as it is at `oracle.now` (`outstanding`, `dispatched`).
+    dispatch(call, oracle) -> instance index, from the state as it is at `oracle.now` (`outstanding`,
+    `dispatched`).
     key(call, instance, oracle) -> queue key, least first; asked once, when the call is dispatched.
     fair() -> a new VirtualTokenCounter for each instance, for the VTC policy.
     """
@@ -470,7 +529,8 @@ class Oracle:
         prefix_caching: str = "off",  # off | template | full
         batching: str = "chunked",  # chunked | prefill_first
         decode_blocks: bool = True,  # False: generated tokens take no KV blocks (released simulator)
-        idle_poll_s: Number = 0,  # > 0: an idle instance looks for work only at multiples of this since it became idle
+        # > 0: an idle instance looks for work only at multiples of this since it became idle
+        idle_poll_s: Number = 0,
         fair: Callable[[], VirtualTokenCounter] | None = None,
         client: str = "tenant",  # whom the fair queue is fair to: tenant | query
         exact: bool = False,
@@ -500,13 +560,18 @@ class Oracle:
                 self.open_predecessors[call] += 1
         self.refuse_what_never_fits()
         self.dispatched: list[int] = []  # calls in the order of dispatch
-        self.outstanding: list[list[int]] = [[] for _ in self.instances]  # dispatched, not finished; in order of dispatch
+        # dispatched, not finished; in order of dispatch
+        self.outstanding: list[list[int]] = [[] for _ in self.instances]
         self.pending: list[tuple[Number, int]] = []  # (release time, call), not yet dispatched
 
     def in_numbers(self, spec: OracleInstance) -> OracleInstance:
         times = (spec.base_s, spec.prefill_token_s, spec.prefill_context_s, spec.sequence_s, spec.kv_token_s)
         return OracleInstance(
-            *map(self.number, times), spec.kv_blocks, spec.block_size, spec.max_num_seqs, spec.max_num_batched_tokens
+            *map(self.number, times),
+            spec.kv_blocks,
+            spec.block_size,
+            spec.max_num_seqs,
+            spec.max_num_batched_tokens,
         )
 
     def refuse_what_never_fits(self) -> None:
@@ -514,14 +579,18 @@ class Oracle:
             tokens = int(self.workload.input_tokens[call])
             for i, instance in enumerate(self.instances):
                 if instance.decode_blocks:  # the last token's KV is never written
-                    tokens = int(self.workload.input_tokens[call]) + int(self.workload.output_tokens[call]) - 1
+                    tokens = (
+                        int(self.workload.input_tokens[call]) + int(self.workload.output_tokens[call]) - 1
+                    )
                 if ceil_div(tokens, instance.spec.block_size) > instance.spec.kv_blocks:
                     raise ValueError(f"call {call} never fits in the KV pool of instance {i}")
 
     def block_hash(self, call: int, j: int, block_size: int) -> tuple:
-        """What the j-th block of the call holds. The context's content follows a template, so both ids name it.
+        """What the j-th block of the call holds. The context's content follows a template, so both ids name
+        it.
 
-        A block that reaches beyond the shared tokens is the call's own: only the call itself hits it, when it resumes.
+        A block that reaches beyond the shared tokens is the call's own: only the call itself hits it, when it
+        resumes.
         """
         w = self.workload
         end = (j + 1) * block_size
@@ -547,9 +616,14 @@ class Oracle:
     def run(self) -> OracleResult:
         w, number = self.workload, self.number
         self.result = OracleResult(
-            [-1] * self.n_calls, *([None] * self.n_calls for _ in range(4)), [0] * self.n_calls, [0] * self.n_calls,
-            [None] * len(w.arrival_s), [], [],
-        )  # fmt: skip
+            [-1] * self.n_calls,
+            *([None] * self.n_calls for _ in range(4)),
+            [0] * self.n_calls,
+            [0] * self.n_calls,
+            [None] * len(w.arrival_s),
+            [],
+            [],
+        )
         for call in range(self.n_calls):
             if self.open_predecessors[call] == 0:
                 arrival = number(float(w.arrival_s[self.query[call]]))
@@ -579,7 +653,9 @@ class Oracle:
         return self.result
 
     def next_look(self, instance: Instance) -> Number:
-        """When an instance that is outside a step next looks for work: now, or at the next tick of its idle poll."""
+        """When an instance that is outside a step next looks for work: now, or at the next tick of its idle
+        poll.
+        """
         if self.idle_poll_s == 0 or instance.idle_since is None:
             return self.now
         ticks = -((instance.idle_since - self.now) // self.idle_poll_s)  # rounded up
@@ -637,14 +713,17 @@ class Oracle:
             instance.idle_since = self.now
 
 
-# ----------------------------------------------------------------------------------------------------------------- estimates
+# -------------------------------------------------------------------------------------------------- estimates
 
 
-def solo_latency(instance: OracleInstance, input_tokens: int, cached_tokens: Number, output_tokens: Number) -> Number:
-    """t_comp: a call that has the instance to itself, step by step. The output length is an estimate, so it can be a fraction.
+def solo_latency(
+    instance: OracleInstance, input_tokens: int, cached_tokens: Number, output_tokens: Number
+) -> Number:
+    """t_comp: a call that has the instance to itself, step by step. The output length is an estimate, so it
+    can be a fraction.
 
-    Prompt chunks of the whole budget, then output - 1 decode steps whose contexts begin at the input length. A fraction of a
-    decode step counts by the closed form of the sum, d * input + d * (d - 1) / 2.
+    Prompt chunks of the whole budget, then output - 1 decode steps whose contexts begin at the input length.
+    A fraction of a decode step counts by the closed form of the sum, d * input + d * (d - 1) / 2.
     """
     total = 0.0
     computed = cached_tokens
@@ -654,11 +733,16 @@ def solo_latency(instance: OracleInstance, input_tokens: int, cached_tokens: Num
         total += instance.prefill_token_s * n + instance.prefill_context_s * (n * computed + n * n / 2)
         computed += n
     d = max(output_tokens, 1) - 1
-    return total + (instance.base_s + instance.sequence_s) * d + instance.kv_token_s * (d * input_tokens + d * (d - 1) / 2)
+    return (
+        total
+        + (instance.base_s + instance.sequence_s) * d
+        + instance.kv_token_s * (d * input_tokens + d * (d - 1) / 2)
+    )
 
 
-# --------------------------------------------------------------------------- policies: plain-Python twins of hexrepro.scheduling
-# A policy here is a dispatch rule and a key rule. `estimate[call][instance]` is t_comp in seconds, as the policy believes it.
+# -------------------------------------------------------- policies: plain-Python twins of hexrepro.scheduling
+# A policy here is a dispatch rule and a key rule. `estimate[call][instance]` is t_comp in seconds, as the
+# policy believes it.
 
 
 def only_instance(call: int, oracle: Oracle) -> int:
@@ -676,7 +760,9 @@ def fewest_calls(call: int, oracle: Oracle) -> int:
 
 
 def least_outstanding(estimate: list[list[Number]]) -> Callable[[int, Oracle], int]:
-    """The instance with the least estimated work that was sent to it and is not finished; ties to the faster, then the index."""
+    """The instance with the least estimated work that was sent to it and is not finished; ties to the faster,
+    then the index.
+    """
 
     def rule(call: int, oracle: Oracle) -> int:
         work = [sum(estimate[c][i] for c in calls) for i, calls in enumerate(oracle.outstanding)]
@@ -686,12 +772,17 @@ def least_outstanding(estimate: list[list[Number]]) -> Callable[[int, Oracle], i
 
 
 def workload_balanced(
-    estimate: list[list[Number]], stage_mean: list[Number], alpha: float, beta: float = 1.0, waiting_only: bool = False
+    estimate: list[list[Number]],
+    stage_mean: list[Number],
+    alpha: float,
+    beta: float = 1.0,
+    waiting_only: bool = False,
 ) -> Callable[[int, Oracle], int]:
-    """The paper's dispatch: the greatest (1 - alpha) * B / t_queue - alpha * t_comp, B = beta * (cluster mean of the stage)^2.
+    """The paper's dispatch: the greatest (1 - alpha) * B / t_queue - alpha * t_comp, B = beta * (cluster mean
+    of the stage)^2.
 
-    t_queue is the estimated work at the instance (all outstanding, or only what waits), but at least one step of one
-    sequence. Ties go to the smaller t_comp, then to the lower index.
+    t_queue is the estimated work at the instance (all outstanding, or only what waits), but at least one step
+    of one sequence. Ties go to the smaller t_comp, then to the lower index.
     """
 
     def rule(call: int, oracle: Oracle) -> int:
@@ -709,8 +800,12 @@ def workload_balanced(
     return rule
 
 
-def as_released(estimate: list[list[Number]], load_weight: list[float], alpha: float) -> Callable[[int, Oracle], int]:
-    """The released score: alpha * t_comp(base) / t_comp - (1 - alpha) * k * W / W(base), W all work ever sent; first of equals."""
+def as_released(
+    estimate: list[list[Number]], load_weight: list[float], alpha: float
+) -> Callable[[int, Oracle], int]:
+    """The released score: alpha * t_comp(base) / t_comp - (1 - alpha) * k * W / W(base), W all work ever
+    sent; first of equals.
+    """
 
     def rule(call: int, oracle: Oracle) -> int:
         ever = [0.0] * len(oracle.instances)
@@ -732,16 +827,22 @@ def first_come(call: int, instance: int, oracle: Oracle) -> Number:
     return 0
 
 
-def urgency(estimate: list[list[Number]], budget: Callable[[int, Number], Number]) -> Callable[[int, int, Oracle], Number]:
-    """The paper's urgency U = t_comp - (t_SLO - waited), greatest first, as the key it is: the latest start, least first.
+def urgency(
+    estimate: list[list[Number]], budget: Callable[[int, Number], Number]
+) -> Callable[[int, int, Oracle], Number]:
+    """The paper's urgency U = t_comp - (t_SLO - waited), greatest first, as the key it is: the latest start,
+    least first.
 
     `budget(call, now)` is t_SLO, counted from the dispatch.
     """
     return lambda call, instance, oracle: oracle.now + budget(call, oracle.now) - estimate[call][instance]
 
 
-def slo_budget(workload: Any, query: list[int], base_slo_s: float, stage_mean: list[Number], remaining: list[Number]):
-    """t_SLO = (SLO - elapsed) * t(stage) / (t(stage) + t(stages after it)), with t the mean of t_comp over the cluster.
+def slo_budget(
+    workload: Any, query: list[int], base_slo_s: float, stage_mean: list[Number], remaining: list[Number]
+):
+    """t_SLO = (SLO - elapsed) * t(stage) / (t(stage) + t(stages after it)), with t the mean of t_comp over
+    the cluster.
 
     `remaining[call]`: the estimated time of what comes after the call in its query.
     """
@@ -757,9 +858,13 @@ def slo_budget(workload: Any, query: list[int], base_slo_s: float, stage_mean: l
 
 def least_laxity(estimate: list[list[Number]], slo_s: list[float], calls_per_query: float = 15.0):
     """LLF: each call has a deadline of its own, its query's SLO / 15 after it was dispatched; `slo_s[call]`."""
-    return lambda call, instance, oracle: oracle.now + slo_s[call] / calls_per_query - estimate[call][instance]
+    return lambda call, instance, oracle: (
+        oracle.now + slo_s[call] / calls_per_query - estimate[call][instance]
+    )
 
 
 def request_groups(slo_s: list[float], calls_per_query: float = 15.0, group_s: float = 10.0):
-    """QLM's order: calls whose deadlines fall into the same 10 s are a group; groups by deadline, FCFS within one."""
+    """QLM's order: calls whose deadlines fall into the same 10 s are a group; groups by deadline, FCFS within
+    one.
+    """
     return lambda call, instance, oracle: (oracle.now + slo_s[call] / calls_per_query) // group_s

@@ -18,7 +18,7 @@ from hexrepro.experiments import Job, cells, outputs
 from hexrepro.experiments.cache import check_cache_dir, prune
 from hexrepro.experiments.cells import Cell, Setting
 from hexrepro.experiments.inputs import settings_of
-from hexrepro.experiments.outcome import Outcome, describe, gain_tables, summarise
+from hexrepro.experiments.outcome import Outcome, describe, gain_tables, short, summarise
 from hexrepro.experiments.progress import Cells
 from hexrepro.experiments.settings import Settings, read_settings
 from hexrepro.report import tables
@@ -39,14 +39,14 @@ def run(job: Job) -> None:
     outcomes: list[Outcome] = []
     with Cells(sum(len(group) for _, group in plan), printed.out) as progress:
         for setting, group in plan:
-            progress.begin(describe(setting))
+            progress.begin(short(setting))
             results = {}
             for cell in group:
                 results[cell.policy.name] = cells.get(cell, cache, settings.workers)
                 progress.advance(results[cell.policy.name].cached)
             outcome = Outcome(setting, results, summarise(setting, results, settings))
             outcomes.append(outcome)
-            progress.setting_done(describe(setting))
+            progress.setting_done(short(setting))
             columns = tables.columns(settings.slo_scale)
             printed.add(
                 tables.comparison_table(describe(setting), outcome.rows, columns, settings.confidence)

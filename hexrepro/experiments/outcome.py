@@ -31,6 +31,11 @@ def describe(setting: Setting) -> str:
     return f"{setting.trace}, {rate(setting)}; {hardware(setting)}; base SLO {setting.base_slo_s:.1f} s; {runs(setting)}"
 
 
+def short(setting: Setting) -> str:
+    """A setting in few words, for the progress."""
+    return f"{setting.trace}, {rate(setting)}, {setting.profile}"
+
+
 def rate(setting: Setting) -> str:
     """Its arrival rate in words."""
     return "recorded arrivals" if setting.rate_qps is None else f"{setting.rate_qps:g} queries/s"

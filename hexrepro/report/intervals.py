@@ -13,6 +13,7 @@ import numpy as np
 from scipy import stats
 
 RESAMPLES = 4999
+FEW_SEEDS = 8
 
 
 class Interval(NamedTuple):
@@ -76,30 +77,41 @@ def _bootstrap(data: tuple[np.ndarray, ...], statistic, confidence: float) -> In
     if seeds == 1:
         low[varies], high[varies] = -np.inf, np.inf  # one seed says nothing about the spread
     elif varies.any():
-        low[varies], high[varies] = _bca([x[varies] for x in rows], statistic, _expanded(confidence, seeds))
+        ends = _ends([x[varies] for x in rows], statistic, confidence)
+        # a ratio to what is nearly always 0 has no ends
+        low[varies], high[varies] = (
+            np.where(np.isnan(e), o, e) for e, o in zip(ends, (-np.inf, np.inf), strict=True)
+        )
     return Interval(value.reshape(shape), low.reshape(shape), high.reshape(shape))
 
 
-def _bca(rows: list[np.ndarray], statistic, level: float) -> tuple[np.ndarray, np.ndarray]:
-    """Lower and upper ends; where BCa is undefined (hardly any spread, or two seeds), plain percentiles."""
+def _ends(rows: list[np.ndarray], statistic, confidence: float) -> tuple[np.ndarray, np.ndarray]:
+    """Lower and upper ends: BCa, or Student's interval with the jackknife's error where BCa is undefined (hardly any
+    spread) or has too few seeds to resample."""
+    seeds = rows[0].shape[-1]
+    value = statistic(*rows, axis=-1)
+    left_out = np.stack([statistic(*(np.delete(x, i, axis=-1) for x in rows), axis=-1) for i in range(seeds)])
+    with np.errstate(invalid="ignore"):
+        error = np.sqrt((seeds - 1) / seeds * ((left_out - left_out.mean(axis=0)) ** 2).sum(axis=0))
+    half = stats.t.ppf((1 + confidence) / 2, seeds - 1) * error
+    low, high = value - half, value + half
+    if seeds < FEW_SEEDS:
+        return low, high
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore", stats.DegenerateDataWarning)
-        result = stats.bootstrap(
+        bca = stats.bootstrap(
             rows,
             statistic,
             axis=-1,
             paired=len(rows) > 1,
             n_resamples=RESAMPLES,
             batch=500,
-            confidence_level=level,
+            confidence_level=_expanded(confidence, seeds),
             method="BCa",
             rng=np.random.default_rng(0),
-        )
-    tail = (1 - level) / 2
-    plain_low, plain_high = np.quantile(result.bootstrap_distribution, [tail, 1 - tail], axis=-1)
-    low, high = result.confidence_interval
-    undefined = np.isnan(low) | np.isnan(high)
-    return np.where(undefined, plain_low, low), np.where(undefined, plain_high, high)
+        ).confidence_interval
+    defined = np.isfinite(bca.low) & np.isfinite(bca.high)
+    return np.where(defined, bca.low, low), np.where(defined, bca.high, high)
 
 
 def _constant(rows: list[np.ndarray]) -> np.ndarray:

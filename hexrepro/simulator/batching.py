@@ -52,63 +52,63 @@ def _plan_step(load, mem, options, m, now):
     at = mem.engines[m]
     if options.fair and at.waiting > 0:
         fairness.charge(load, mem, options, m, ZERO)
-    if options.prefill_first:
-        if at.waiting > 0 and at.running < mem.views[m].max_num_seqs and _head_fits(load, mem, options, m, free_blocks(at)):
-            _compose(load, mem, options, m, now, ZERO, ZERO)
-            return True
-    need = _decode_blocks(mem, options, m, ONE)
-    call = at.prefilling
-    chunk = ZERO
-    if call != NONE:
-        state = mem.calls[call]
-        chunk = min(state.known - state.computed, mem.views[m].max_num_batched_tokens - at.decoding)
-        need += blocks(state.computed + chunk, at.block_size) - blocks(state.computed, at.block_size)
-    free = free_blocks(at)
-    if need > free:
+    need = chunk = ZERO
+    if not options.prefill_first:
+        need = _decode_blocks(mem, options, m, ONE)
+        if at.prefilling != NONE:
+            state = mem.calls[at.prefilling]
+            chunk = min(state.known - state.computed, mem.views[m].max_num_batched_tokens - at.decoding)
+            need += blocks(state.computed + chunk, at.block_shift) - blocks(state.computed, at.block_shift)
+        if need > free_blocks(at):
+            return _step_under_pressure(load, mem, options, m, now)
+    admit = False
+    if chunk == 0 and at.waiting > 0 and at.running < mem.views[m].max_num_seqs:
+        admit = _head_fits(load, mem, options, m, free_blocks(at) - need)
+        at.blocked = not admit
+    if admit or chunk > 0:
+        # taking the decoding calls' blocks may evict what the head would hit: then `_compose` looks again
+        _compose(load, mem, options, m, now, need, chunk, admit and need <= at.plain)
+        return True
+    if options.prefill_first and _decode_blocks(mem, options, m, ONE) > free_blocks(at):
         return _step_under_pressure(load, mem, options, m, now)
-    if call != NONE:
-        _compose(load, mem, options, m, now, need, chunk)
-    elif options.prefill_first or at.waiting == 0 or at.running >= mem.views[m].max_num_seqs:
-        _skip(mem, options, m, now)
-    elif _head_fits(load, mem, options, m, free - need):
-        _compose(load, mem, options, m, now, need, ZERO)
-    else:
-        at.blocked = True
-        _skip(mem, options, m, now)
+    _skip(mem, options, m, now)
     return True
 
 
 @kernel
-def _compose(load, mem, options, m, now, need, chunk):
-    """A step that computes prompts: decode (chunked mode), go on with the unfinished prompt, admit from the queue."""
+def _compose(load, mem, options, m, now, need, chunk, admit):
+    """A step that computes prompts: decode (chunked mode), go on with the unfinished prompt, admit from the queue.
+
+    `need`: blocks for the first two; `chunk`: tokens of the unfinished prompt; `admit`: the queue's head fits, and its hit is known.
+    """
     at, view = mem.engines[m], mem.views[m]
-    at.scheduled = 0 if options.prefill_first else at.decoding
-    at.advance = 0 if options.prefill_first else 1
-    sequences = at.scheduled
-    prefill, context = ZERO, 0.0
-    budget = view.max_num_batched_tokens - at.scheduled
-    take(at, mem.nodes, need)
-    if chunk > 0:
-        prefill += chunk
-        context += _attention(chunk, mem.calls[at.prefilling].computed)
-        sequences += 1
-        budget -= chunk
-        _compute(load, mem, options, m, at.prefilling, chunk)
-    while budget > 0 and at.waiting > 0 and at.running < view.max_num_seqs:
-        if not _head_fits(load, mem, options, m, free_blocks(at)):
-            break
-        call, hit = _admit(load, mem, options, m, now)
-        state = mem.calls[call]
-        chunk = state.known - hit if options.prefill_first else min(state.known - hit, budget)
-        take(at, mem.nodes, blocks(hit + chunk, at.block_size) - hit // at.block_size)
-        prefill += chunk
-        context += _attention(chunk, hit)
-        sequences += 1
-        budget -= chunk
-        _compute(load, mem, options, m, call, chunk)
-        if options.prefill_first:
-            break
+    at.scheduled = ZERO if options.prefill_first else at.decoding
+    at.advance = ZERO if options.prefill_first else ONE
     kv_tokens = ZERO if options.prefill_first else at.kv_tokens
+    sequences = at.scheduled
+    budget = view.max_num_batched_tokens - at.scheduled
+    prefill, context = ZERO, 0.0
+    call = at.prefilling
+    take(at, mem.nodes, need)
+    while True:
+        if chunk == 0:  # the running calls have what they need: admit the next
+            if budget <= 0 or at.waiting == 0 or at.running >= view.max_num_seqs:
+                break
+            if not admit and not _head_fits(load, mem, options, m, free_blocks(at)):
+                break
+            admit = False
+            call = _admit(load, mem, options, m, now)
+            state = mem.calls[call]
+            chunk = state.known - state.computed
+            if not options.prefill_first:
+                chunk = min(chunk, budget)
+            take(at, mem.nodes, blocks(state.computed + chunk, at.block_shift) - (state.computed >> at.block_shift))
+        prefill += chunk
+        context += _attention(chunk, mem.calls[call].computed)
+        sequences += 1
+        budget = ZERO if options.prefill_first else budget - chunk
+        _compute(load, mem, options, m, call, chunk)
+        chunk = ZERO
     _run_until(mem, m, now + step_s(view, prefill, context, sequences, kv_tokens))
     at.prefill_tokens += prefill
     _note_peak(mem, m)
@@ -163,9 +163,11 @@ def _head_fits(load, mem, options, m, free):
     at = mem.engines[m]
     call = mem.clients[m, _client(mem, options, m)].root
     known = mem.calls[call].known
-    need = blocks(known, at.block_size)
+    need = blocks(known, at.block_shift)
+    at.head_hit = ZERO
     if options.caching:
-        hit, in_queue = lookup(load, mem.nodes, m, call, known, at.block_size)
+        hit, in_queue = lookup(load, mem.nodes, m, call, known, at.block_shift)
+        at.head_hit = hit << at.block_shift
         need += in_queue - hit
     return need <= free
 
@@ -187,7 +189,7 @@ def enqueue(load, mem, options, m, call):
 
 @kernel
 def _admit(load, mem, options, m, now):
-    """Move the head of the queue into the batch; returns it and how many of its tokens are cached."""
+    """Move the head of the queue, which `_head_fits` has just looked at, into the batch; its cached tokens count as computed."""
     at, view = mem.engines[m], mem.views[m]
     client = _client(mem, options, m)
     call = mem.clients[m, client].root
@@ -200,21 +202,18 @@ def _admit(load, mem, options, m, now):
     view.waiting -= 1
     view.running += 1
     view.waiting_s = view.waiting_s - state.estimate_s if view.waiting > 0 else 0.0
-    hit = ZERO
     if options.caching:
-        hit, _ = lookup(load, mem.nodes, m, call, state.known, at.block_size)
-        hit *= at.block_size
-        adopt(load, at, mem.nodes, m, call, at.block_size)
-    at.cached_tokens += hit
+        adopt(load, at, mem.nodes, m, call, at.block_shift)
+    at.cached_tokens += at.head_hit
     first_time = math.isnan(state.admit_s)
     if first_time:
         state.admit_s = now
-        state.cached_tokens = hit
+        state.cached_tokens = at.head_hit
     if options.fair:
         fairness.leave(load, mem, options, m, client, call, first_time)
-    state.computed = hit
+    state.computed = at.head_hit
     at.prefilling = call
-    return call, hit
+    return call
 
 
 @kernel
@@ -223,7 +222,7 @@ def _compute(load, mem, options, m, call, chunk):
     at, state = mem.engines[m], mem.calls[call]
     state.computed += chunk
     if options.caching:
-        fill(load, mem.nodes, m, call, state.computed, at.block_size)
+        fill(load, mem.nodes, m, call, state.computed, at.block_shift)
     if state.computed == state.known:
         mem.slots[m, at.fresh].fresh = call
         at.fresh += 1
@@ -239,16 +238,12 @@ def _decode_blocks(mem, options, m, steps):
     at = mem.engines[m]
     if not options.decode_blocks:
         return ZERO
-    cycles = steps // at.block_size
+    cycles = steps >> at.block_shift
     need = cycles * at.decoding
-    for i in range(steps - cycles * at.block_size):
-        need += mem.residues[m, _residue(-(at.steps + i), at.block_size)]
+    last = at.steps + steps
+    for step in range(at.steps + (cycles << at.block_shift), last):
+        need += mem.residues[m, -step & at.block_mask]
     return need
-
-
-@kernel
-def _residue(tokens, block_size):
-    return tokens % block_size
 
 
 @kernel
@@ -263,7 +258,7 @@ def _skip(mem, options, m, now):
         steps = 1  # the counters move with every token, and with them the head of the queue
     if options.decode_blocks:
         free = free_blocks(at)
-        if (steps // at.block_size + 1) * at.decoding > free:
+        if ((steps >> at.block_shift) + 1) * at.decoding > free:
             steps = min(steps, _steps_that_fit(mem, options, m, free))
     at.skip = True
     at.advance = steps
@@ -274,10 +269,11 @@ def _skip(mem, options, m, now):
 @kernel
 def _steps_that_fit(mem, options, m, free):
     at = mem.engines[m]
-    steps = (free // at.decoding) * at.block_size
-    free -= (free // at.decoding) * at.decoding
+    cycles = free // at.decoding
+    steps = cycles << at.block_shift
+    free -= cycles * at.decoding
     while True:
-        free -= mem.residues[m, _residue(-(at.steps + steps), at.block_size)]
+        free -= mem.residues[m, -(at.steps + steps) & at.block_mask]
         if free < 0:
             return steps
         steps += 1
@@ -364,7 +360,7 @@ def _join_decoding(mem, options, m, call, computed, steps):
     at, state = mem.engines[m], mem.calls[call]
     key = state.finish_step * _ADMISSIONS + state.admitted
     push_finish(mem.slots[m], at.decoding, key, call)
-    mem.residues[m, _residue(computed - steps, at.block_size)] += 1
+    mem.residues[m, (computed - steps) & at.block_mask] += 1
     at.decoding += 1
     at.kv_tokens += computed
 
@@ -381,12 +377,12 @@ def next_finished(load, mem, options, m):
     computed = load.tasks[call].input_tokens + load.tasks[call].output_tokens - 1
     if options.fair:
         fairness.charge_call(load, mem, options, m, call, load.tasks[call].output_tokens)
-    mem.residues[m, _residue(computed - at.steps, at.block_size)] -= 1
+    mem.residues[m, (computed - at.steps) & at.block_mask] -= 1
     at.decoding -= 1
     at.running -= 1
     at.kv_tokens -= computed
     held = computed if options.decode_blocks else load.tasks[call].input_tokens
-    release(load, at, mem.nodes, m, call, held, options.caching, at.block_size)
+    release(load, at, mem.nodes, m, call, held, options.caching, at.block_shift)
     state.finish_s = at.end_s
     state.generated = load.tasks[call].output_tokens
     view.running -= 1
@@ -414,7 +410,7 @@ def _step_under_pressure(load, mem, options, m, now):
     while i < running:
         call, computed = order[i].call, order[i].computed
         chunk = min(mem.calls[call].known - computed, budget)
-        need = blocks(computed + chunk, at.block_size) - blocks(computed, at.block_size)
+        need = blocks(computed + chunk, at.block_shift) - blocks(computed, at.block_shift)
         while need > free_blocks(at):
             last = 0
             for j in range(1, running):
@@ -487,7 +483,7 @@ def _preempt(load, mem, options, m, call, held):
         fairness.charge_call(load, mem, options, m, call, state.generated)
     if call == at.prefilling:
         at.prefilling = NONE
-    release(load, at, mem.nodes, m, call, held, options.caching, at.block_size)
+    release(load, at, mem.nodes, m, call, held, options.caching, at.block_shift)
     state.computed = 0
     state.preemptions += 1
     at.preempted += 1

@@ -201,6 +201,8 @@ def check_fits(workload: Workload, cluster: Cluster, *, decode_blocks: bool = Tr
         tokens += workload.output_tokens - 1
     largest = int(np.argmax(tokens))
     for spec in cluster.instances:
+        if spec.block_size & (spec.block_size - 1):
+            raise InputError(f"instance {spec.name}: block_size={spec.block_size} must be a power of two")
         need = -(-int(tokens[largest]) // spec.block_size)
         if need > spec.kv_blocks:
             query = int(workload.query[largest])

@@ -11,13 +11,13 @@ all that was computed behind it, so it is evicted after it.
 """
 
 from hexrepro.compiled import kernel
-from hexrepro.simulator.state import NONE, ZERO
+from hexrepro.simulator.state import NONE, ONE, ZERO
 
 
 @kernel
-def blocks(tokens, block_size):
-    """Blocks that hold `tokens` tokens."""
-    return (tokens + block_size - 1) // block_size
+def blocks(tokens, shift):
+    """Blocks of 2**shift tokens that hold `tokens` tokens."""
+    return (tokens + (ONE << shift) - 1) >> shift
 
 
 @kernel
@@ -88,14 +88,14 @@ def segment_node(load, segment, m):
 
 
 @kernel
-def lookup(load, nodes, m, call, known, block_size):
+def lookup(load, nodes, m, call, known, shift):
     """The cached prefix of a waiting call: (blocks hit, how many of them lie in the free queue).
 
     Only full blocks hit, and never the last known token: vLLM recomputes it for its logits.
     """
     hit = in_queue = template_blocks = ZERO
     if load.tasks[call].first_segment != NONE:
-        template_blocks = load.tasks[call].first_end // block_size
+        template_blocks = load.tasks[call].first_end >> shift
         if template_blocks > 0:
             node = segment_node(load, load.tasks[call].first_segment, m)
             hit = nodes[node].cached
@@ -104,7 +104,7 @@ def lookup(load, nodes, m, call, known, block_size):
             if hit < template_blocks:
                 return hit, in_queue
     if load.tasks[call].second_segment != NONE:
-        context_blocks = load.tasks[call].second_end // block_size - template_blocks
+        context_blocks = (load.tasks[call].second_end >> shift) - template_blocks
         if context_blocks > 0:
             node = segment_node(load, load.tasks[call].second_segment, m)
             hit += nodes[node].cached
@@ -112,16 +112,16 @@ def lookup(load, nodes, m, call, known, block_size):
                 in_queue += nodes[node].cached
             if nodes[node].cached < context_blocks:
                 return hit, in_queue
-    own = min(nodes[call].cached, (known - 1) // block_size - hit)
+    own = min(nodes[call].cached, ((known - 1) >> shift) - hit)
     return hit + own, in_queue + own
 
 
 @kernel
-def adopt(load, engine, nodes, m, call, block_size):
+def adopt(load, engine, nodes, m, call, shift):
     """Take the cached prefix of a call that is admitted out of the free queue, and hold its shared segments."""
-    if load.tasks[call].first_segment != NONE and load.tasks[call].first_end >= block_size:
+    if load.tasks[call].first_segment != NONE and load.tasks[call].first_end >> shift > 0:
         _hold(engine, nodes, segment_node(load, load.tasks[call].first_segment, m))
-    if _context_blocks(load, call, block_size) > 0:
+    if _context_blocks(load, call, shift) > 0:
         _hold(engine, nodes, segment_node(load, load.tasks[call].second_segment, m))
     if nodes[call].cached > 0:  # it was preempted, and its own blocks are still there
         _hold(engine, nodes, call)
@@ -130,45 +130,45 @@ def adopt(load, engine, nodes, m, call, block_size):
 
 
 @kernel
-def _context_blocks(load, call, block_size):
+def _context_blocks(load, call, shift):
     if load.tasks[call].second_segment == NONE:
         return ZERO
-    return load.tasks[call].second_end // block_size - load.tasks[call].first_end // block_size
+    return (load.tasks[call].second_end >> shift) - (load.tasks[call].first_end >> shift)
 
 
 @kernel
-def fill(load, nodes, m, call, computed, block_size):
+def fill(load, nodes, m, call, computed, shift):
     """Hash the blocks of shared segments that are full once `computed` tokens are."""
-    full = computed // block_size
-    template_blocks = load.tasks[call].first_end // block_size
+    full = computed >> shift
+    template_blocks = load.tasks[call].first_end >> shift
     if load.tasks[call].first_segment != NONE and template_blocks > 0:
         node = segment_node(load, load.tasks[call].first_segment, m)
         nodes[node].cached = max(nodes[node].cached, min(full, template_blocks))
-    if full > template_blocks and _context_blocks(load, call, block_size) > 0:
+    if full > template_blocks and _context_blocks(load, call, shift) > 0:
         node = segment_node(load, load.tasks[call].second_segment, m)
-        context_blocks = load.tasks[call].second_end // block_size - template_blocks
+        context_blocks = (load.tasks[call].second_end >> shift) - template_blocks
         nodes[node].cached = max(nodes[node].cached, min(full - template_blocks, context_blocks))
 
 
 @kernel
-def release(load, engine, nodes, m, call, computed, caching, block_size):
+def release(load, engine, nodes, m, call, computed, caching, shift):
     """Free the blocks of a call that holds `computed` tokens: its own, then its context's, then its template's."""
-    held = blocks(computed, block_size)
+    held = blocks(computed, shift)
     if not caching:
         engine.plain += held
         return
-    full = computed // block_size
+    full = computed >> shift
     engine.plain += held - full  # the last block, if it is not full, has no hash
     shared = ZERO
     if load.tasks[call].second_segment != NONE:
-        shared = load.tasks[call].second_end // block_size
+        shared = load.tasks[call].second_end >> shift
     elif load.tasks[call].first_segment != NONE:
-        shared = load.tasks[call].first_end // block_size
+        shared = load.tasks[call].first_end >> shift
     own = full - min(full, shared)
     nodes[call].cached = own
     nodes[call].holders = 1
     _let_go(engine, nodes, call)
-    if _context_blocks(load, call, block_size) > 0:
+    if _context_blocks(load, call, shift) > 0:
         _let_go(engine, nodes, segment_node(load, load.tasks[call].second_segment, m))
-    if load.tasks[call].first_segment != NONE and load.tasks[call].first_end >= block_size:
+    if load.tasks[call].first_segment != NONE and load.tasks[call].first_end >> shift > 0:
         _let_go(engine, nodes, segment_node(load, load.tasks[call].first_segment, m))

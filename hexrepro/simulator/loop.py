@@ -243,7 +243,9 @@ def _reset(load, views, mem):
     for m in range(len(views)):
         mem.views[m] = views[m]
         mem.engines[m] = mem.blank_engine[0]
-        mem.engines[m].block_size = views[m].block_size
+        while (1 << mem.engines[m].block_shift) < views[m].block_size:
+            mem.engines[m].block_shift += 1
+        mem.engines[m].block_mask = views[m].block_size - 1
         mem.engines[m].pool_blocks = views[m].kv_capacity_tokens // views[m].block_size
         mem.engines[m].plain = mem.engines[m].pool_blocks
         for i in range(mem.clients.shape[1]):

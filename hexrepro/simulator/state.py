@@ -64,10 +64,12 @@ ENGINE = np.dtype(
         ("prefilling", np.int64),  # the call whose prompt is partly computed; at most one, as it takes all the budget left
         ("kv_tokens", np.int64),  # KV tokens of the decoding sequences
         ("waiting", np.int64),
+        ("head_hit", np.int64),  # cached tokens of the queue's head, when it was last looked at
         ("enqueued", np.int64),  # counts calls that came
         ("admissions", np.int64),
         # the block pool: free blocks without a hash, then cached blocks in order of eviction
-        ("block_size", np.int64),
+        ("block_shift", np.int64),  # log2 of the block size
+        ("block_mask", np.int64),
         ("pool_blocks", np.int64),
         ("plain", np.int64),
         ("evictable", np.int64),

@@ -29,6 +29,18 @@ def test_mean_interval_covers_the_true_mean(draw, truth, least):
     assert least <= covers <= 0.985
 
 
+@pytest.mark.parametrize("seeds", [2, 3, 7, 8])
+def test_few_seeds_still_cover(seeds):
+    rng = np.random.default_rng(9)
+    samples, baseline = (
+        rng.normal(10.0, 1.0, (EXPERIMENTS, seeds)),
+        rng.normal(20.0, 1.0, (EXPERIMENTS, seeds)),
+    )
+    for interval, truth in ((mean_interval(samples), 10.0), (ratio_interval(samples, baseline), 0.5)):
+        covers = np.mean((interval.low <= truth) & (truth <= interval.high))
+        assert 0.925 <= covers <= 0.985
+
+
 def test_paired_ratio_covers_and_pairing_narrows_it():
     rng = np.random.default_rng(8)
     baseline = rng.lognormal(0.0, 0.4, (EXPERIMENTS, SEEDS))
@@ -81,3 +93,12 @@ def test_tie_is_an_interval_around_one():
     baseline = rng.normal(10.0, 1.0, SEEDS)
     assert ratio_interval(baseline + rng.normal(0.0, 0.5, SEEDS), baseline).is_tie
     assert not ratio_interval(0.8 * baseline + rng.normal(0.0, 0.1, SEEDS), baseline).is_tie
+
+
+def test_a_ratio_to_what_is_nearly_always_zero_has_no_ends():
+    baseline = np.zeros(SEEDS)
+    baseline[3] = 0.1
+    interval = ratio_interval(np.ones(SEEDS), baseline)
+    assert interval.value == pytest.approx(200.0)
+    assert interval.low <= 1.0 or interval.high == np.inf
+    assert not np.isnan([interval.low, interval.high]).any()

@@ -1,23 +1,26 @@
-"""The compiled engine equals the oracle, call by call, over drawn workloads, clusters, batching modes and policies.
+"""The compiled engine equals the oracle, call by call, over drawn workloads, clusters, batching modes and
+policies.
 
-What a policy believes (estimates) is taken from hexrepro.scheduling, for a plain oracle has no opinion on beliefs; what it
-decides from them is decided again here, by the plain-Python twins in tests/oracle.py.
+What a policy believes (estimates) is taken from hexrepro.scheduling, for a plain oracle has no opinion on
+beliefs; what it decides from them is decided again here, by the plain-Python twins in tests/oracle.py.
 """
 
 from __future__ import annotations
 
+import os
+import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from tests import oracle as plain
 from tests.oracle import Oracle, OracleInstance, OracleResult, VirtualTokenCounter
-from tests.strategies import dyadic, make_instance, make_workload, runs
+from tests.strategies import dyadic, make_instance, make_workload, pressed_runs, runs
 
 simulator = pytest.importorskip("hexrepro.simulator")
 scheduling = pytest.importorskip("hexrepro.scheduling")
@@ -27,6 +30,12 @@ if not hasattr(simulator, "simulate"):
 from hexrepro.cluster.types import Cluster  # noqa: E402
 from hexrepro.scheduling.views import instance_views  # noqa: E402
 from hexrepro.workload.types import Workload  # noqa: E402
+
+EXAMPLES = int(os.environ.get("HEXREPRO_EXAMPLES", "25"))  # a long search: HEXREPRO_EXAMPLES=2000
+
+
+# shrinking a failure is worth its time, explaining it is not: a run takes tens of milliseconds
+WITHOUT_EXPLAIN = [phase for phase in Phase if phase is not Phase.explain]
 
 
 class Beliefs:
@@ -50,9 +59,7 @@ class Beliefs:
 
     @property
     def budget(self) -> Callable:
-        return plain.slo_budget(
-            self.workload, self.query, self.base_slo_s, self.stage_mean, self.remaining
-        )
+        return plain.slo_budget(self.workload, self.query, self.base_slo_s, self.stage_mean, self.remaining)
 
 
 @dataclass(frozen=True)
@@ -122,7 +129,9 @@ def assert_equal(result: Any, expected: OracleResult) -> None:
         got, want = [float(x) for x in got], [float(x) for x in want]
         assert len(got) == len(want), what
         wrong = [i for i, (g, w) in enumerate(zip(got, want, strict=True)) if not abs(g - w) <= tolerance]
-        assert not wrong, f"{what} of {wrong}: engine {[got[i] for i in wrong]}, oracle {[want[i] for i in wrong]}"
+        assert not wrong, (
+            f"{what} of {wrong}: engine {[got[i] for i in wrong]}, oracle {[want[i] for i in wrong]}"
+        )
 
     same("instance of call", result.instance, expected.instance)
     same("dispatch of call", result.release_s, expected.dispatch_s)
@@ -147,12 +156,12 @@ def assert_instances_equal(result: Any, expected: OracleResult) -> None:
     assert list(result.busy_s) == pytest.approx(busy, abs=1e-9)
 
 
-# ------------------------------------------------------------------------------------------------ the tests
+# -------------------------------------------------------------------------------------------------- the tests
 
 
 @pytest.mark.parametrize("name", TWINS)
 @given(drawn=runs(max_queries=8, max_calls=6), base_slo_s=dyadic(1, 4096, 64))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 def test_engine_equals_oracle(name: str, drawn, base_slo_s: float) -> None:
     workload, cluster, batching, prefix_caching = drawn
     options = dict(batching=batching, prefix_caching=prefix_caching)
@@ -161,13 +170,43 @@ def test_engine_equals_oracle(name: str, drawn, base_slo_s: float) -> None:
     assert_instances_equal(result, expected)
 
 
+@pytest.mark.parametrize("name", ["vllm", "rr_pq", "vtc by tenant"])
+@given(drawn=pressed_runs())
+@settings(max_examples=150, deadline=None, phases=WITHOUT_EXPLAIN)
+def test_engine_equals_oracle_under_memory_pressure(name: str, drawn) -> None:
+    workload, cluster, batching, prefix_caching = drawn
+    options = dict(batching=batching, prefix_caching=prefix_caching)
+    result, expected = both(TWINS[name], workload, cluster, 8.0, **options)
+    assert_equal(result, expected)
+    assert_instances_equal(result, expected)
+
+
 @given(drawn=runs(max_queries=8, max_calls=6), poll_s=st.sampled_from([1 / 64, 0.25, 3.0]))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 def test_idle_poll(drawn, poll_s: float) -> None:
     workload, cluster, batching, prefix_caching = drawn
     options = dict(batching=batching, prefix_caching=prefix_caching, idle_poll_s=poll_s)
     result, expected = both(TWINS["rr_pq"], workload, cluster, 8.0, **options)
     assert_equal(result, expected)
+
+
+@pytest.mark.parametrize("batching", ["chunked", "prefill_first"])
+def test_fair_queue_under_memory_pressure(batching: str) -> None:
+    """Preempted calls go back to the fair queue: no charge for their input again, and no lift, for they do not arrive anew."""
+    preemptions = 0
+    for seed in range(20):
+        rnd = random.Random(seed)
+        queries = []
+        for i in range(14):
+            call = dict(input_tokens=rnd.randint(1, 40), output_tokens=rnd.randint(1, 40))
+            queries.append(dict(arrival_s=(i // 2) / 8, tenant=rnd.randrange(4), calls=[call]))
+        cluster = Cluster("one", (make_instance("one", (1 / 64, 1 / 4096, 0.0, 0.0, 0.0), 24, 4, 6, 32),))
+        workload = make_workload(queries, n_tenants=4)
+        options = dict(batching=batching, prefix_caching="off")
+        result, expected = both(TWINS["vtc by tenant"], workload, cluster, 8.0, **options)
+        assert_equal(result, expected)
+        preemptions += sum(expected.preemptions)
+    assert preemptions > 20
 
 
 @pytest.mark.parametrize("batching", ["chunked", "prefill_first"])

@@ -5,8 +5,11 @@ Times are dyadic rationals throughout, so they are compared exactly.
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.oracle import (
     Oracle,
@@ -17,7 +20,7 @@ from tests.oracle import (
     only_instance,
     round_robin,
 )
-from tests.strategies import make_workload, runs
+from tests.strategies import make_workload, pressed_runs, runs
 
 UNIT_STEP = (1.0, 0.0, 0.0, 0.0, 0.0)  # every step takes 1 s
 
@@ -46,12 +49,14 @@ def timeline(result: OracleResult) -> list[tuple]:
     return [(p.start_s, p.end_s, dict(p.tokens), p.preempted) for p in result.passes]
 
 
-# ------------------------------------------------------------------------------------- worked out by hand
+# ----------------------------------------------------------------------------------------- worked out by hand
 
 
 def test_step_time_of_one_call() -> None:
     # base 1, prefill token 1/4, prefill context 1/16, sequence 1/2, KV token 1/8; released at 2 + 1 = 3
-    instance = OracleInstance(1.0, 0.25, 0.0625, 0.5, 0.125, kv_blocks=2, block_size=4, max_num_batched_tokens=4)
+    instance = OracleInstance(
+        1.0, 0.25, 0.0625, 0.5, 0.125, kv_blocks=2, block_size=4, max_num_batched_tokens=4
+    )
     queries = [dict(arrival_s=2.0, calls=[dict(input_tokens=5, output_tokens=3, tool_time_s=1.0)])]
     result = run(queries, instance)
     assert timeline(result) == [
@@ -112,8 +117,9 @@ def test_preemption_and_recomputation() -> None:
 
 def test_preempted_call_hits_what_is_left_of_its_own_blocks() -> None:
     result = run(PRESSED, unit(kv_blocks=4), prefix_caching="template")
-    # Call 1 held b0 (tokens 0-1) and b1 (tokens 2-3), both full. They are freed last block first, so call 0 takes b1 and its
-    # content is gone; b0 stays. When call 1 comes back its first 2 tokens are there: 3 of 5 are computed.
+    # Call 1 held b0 (tokens 0-1) and b1 (tokens 2-3), both full. They are freed last block first, so call 0
+    # takes b1 and its content is gone; b0 stays. When call 1 comes back its first 2 tokens are there: 3 of 5
+    # are computed.
     assert timeline(result)[-1] == (4.0, 5.0, {1: 3}, [])
     assert result.cached_tokens == [0, 0]  # counts the first admission only
 
@@ -132,7 +138,8 @@ def test_least_urgent_preempts_itself_and_a_pass_stays_empty() -> None:
         (0.0, 1.0, {0: 1}, []),
         (1.0, 2.0, {0: 1, 1: 1}, []),  # 2 blocks and 1
         (2.0, 2.0, {}, [0]),  # call 0 needs a third block and is the victim itself; call 1 sits the pass out
-        (2.0, 3.0, {1: 1}, []),  # at once again: call 1 takes a block; call 0 knows 3 tokens, only 1 block is free
+        # at once again: call 1 takes a block; call 0 knows 3 tokens, only 1 block is free
+        (2.0, 3.0, {1: 1}, []),
         (3.0, 4.0, {1: 1}, []),
         (4.0, 5.0, {0: 3}, []),
     ]
@@ -157,10 +164,12 @@ def test_shared_prefixes() -> None:
     shared = dict(template=0, template_tokens=5, context_tokens=3, output_tokens=1)
     calls = [
         dict(input_tokens=10, context=0, **shared),  # fills blocks 0-4
-        dict(input_tokens=10, context=0, **shared),  # the same template and context, admitted in the same step
+        # the same template and context, admitted in the same step
+        dict(input_tokens=10, context=0, **shared),
         dict(input_tokens=10, context=1, **shared),  # the same template only
         dict(input_tokens=9, context=0, arrival_s=5.0, **shared),  # 8 shared tokens, and the last one
-        dict(input_tokens=6, context=0, context_tokens=3, output_tokens=1, arrival_s=6.0),  # no template before it
+        # no template before it
+        dict(input_tokens=6, context=0, context_tokens=3, output_tokens=1, arrival_s=6.0),
     ]
     result = run(one_call_queries(*calls), unit(), prefix_caching="full")
     assert result.cached_tokens == [0, 8, 4, 8, 0]
@@ -168,8 +177,11 @@ def test_shared_prefixes() -> None:
     assert result.cached_tokens == [0, 4, 4, 4, 0]
     result = run(one_call_queries(*calls), unit(), prefix_caching="off")
     assert result.cached_tokens == [0, 0, 0, 0, 0]
-    # 8 tokens, all of them in full blocks of an earlier call but for the last: with a template of 7, 6 can be hit
-    calls = [dict(input_tokens=8, output_tokens=1, template=0, template_tokens=7, arrival_s=i) for i in (0.0, 1.0)]
+    # 8 tokens, all of them in full blocks of an earlier call but for the last: with a template of 7, 6 can be
+    # hit
+    calls = [
+        dict(input_tokens=8, output_tokens=1, template=0, template_tokens=7, arrival_s=i) for i in (0.0, 1.0)
+    ]
     assert run(one_call_queries(*calls), unit(), prefix_caching="template").cached_tokens == [0, 6]
 
 
@@ -180,9 +192,9 @@ def test_eviction_takes_the_longest_free_and_the_tail_first() -> None:
         for i, t in enumerate([0, 1, 0])
     ]
     result = run(one_call_queries(*calls), unit(kv_blocks=4), prefix_caching="template")
-    # free queue by number: 0 1 2 3. Call 0 holds 0 1 (hashed) and 2; freed: 2 to the front, then 1 and 0 to the end: 2 3 1 0.
-    # Call 1 takes 2 3 (hashed) and 1: template 0 loses its second block. Freed: 1 to the front, 3 2 to the end: 1 0 3 2.
-    # Call 2 hits block 0 only.
+    # free queue by number: 0 1 2 3. Call 0 holds 0 1 (hashed) and 2; freed: 2 to the front, then 1 and 0 to
+    # the end: 2 3 1 0. Call 1 takes 2 3 (hashed) and 1: template 0 loses its second block. Freed: 1 to the
+    # front, 3 2 to the end: 1 0 3 2. Call 2 hits block 0 only.
     assert result.cached_tokens == [0, 0, 2]
 
 
@@ -198,7 +210,8 @@ def test_dag_with_tool_times_on_two_instances() -> None:
     ]
     result = run([dict(arrival_s=0.0, calls=calls)], unit(), slow, dispatch=round_robin)
     assert result.instance == [0, 1, 0, 1]
-    assert result.dispatch_s == [0.0, 1.0, 1.5, 3.25]  # the last: after 3 (call 1) and 2.5 (call 2), and its own 0.25
+    # the last: after 3 (call 1) and 2.5 (call 2), and its own 0.25
+    assert result.dispatch_s == [0.0, 1.0, 1.5, 3.25]
     assert result.finish_s == [1.0, 3.0, 2.5, 5.25]
     assert result.query_finish_s == [5.25]
 
@@ -233,17 +246,22 @@ def test_idle_poll() -> None:
 
 
 def test_virtual_token_counter() -> None:
-    # one slot; input weight 1, output weight 2; a call of 4 in, 1 out costs its client 4 when it starts and 2 when it ends
+    # one slot; input weight 1, output weight 2; a call of 4 in, 1 out costs its client 4 when it starts and 2
+    # when it ends
     one = dict(input_tokens=4, output_tokens=1)
     calls = [
-        dict(one), dict(one), dict(one), dict(one, tenant=1),
-        dict(one, tenant=1, arrival_s=10.0), dict(one, arrival_s=10.0),
-    ]  # fmt: skip
+        dict(one),
+        dict(one),
+        dict(one),
+        dict(one, tenant=1),
+        dict(one, tenant=1, arrival_s=10.0),
+        dict(one, arrival_s=10.0),
+    ]
     result = run(one_call_queries(*calls), unit(seqs=1), fair=lambda: VirtualTokenCounter(1, 2))
-    # 0 s: counters 0 and 0, the lower client first: call 0, client 0 is at 6. 1 s: client 1 (call 3), then it is at 6 too.
-    # 2 s: a tie: call 1, client 0 is at 12; 3 s: call 2, 18.
-    # 10 s: client 1 returns to an empty queue: lifted to the counter of client 0, which last left it, 18. Then client 0
-    # arrives: max(18, least in the queue 18). A tie again: client 0 first, though it came second.
+    # 0 s: counters 0 and 0, the lower client first: call 0, client 0 is at 6. 1 s: client 1 (call 3), then it
+    # is at 6 too. 2 s: a tie: call 1, client 0 is at 12; 3 s: call 2, 18. 10 s: client 1 returns to an empty
+    # queue: lifted to the counter of client 0, which last left it, 18. Then client 0 arrives: max(18, least
+    # in the queue 18). A tie again: client 0 first, though it came second.
     assert result.admit_s == [0.0, 2.0, 3.0, 1.0, 11.0, 10.0]
 
 
@@ -254,16 +272,17 @@ def test_call_that_never_fits_is_refused() -> None:
         run(one_call_queries(dict(input_tokens=5, output_tokens=5)), unit(kv_blocks=4))
 
 
-# --------------------------------------------------------------------------------------- what always holds
+# ------------------------------------------------------------------------------------------ what always holds
 
 
-@given(runs(max_queries=6, max_calls=5))
-@settings(max_examples=60, deadline=None)
+@given(st.one_of(runs(max_queries=6, max_calls=5), pressed_runs()))
+@settings(max_examples=100, deadline=None)
 def test_invariants(drawn) -> None:
     workload, cluster, batching, prefix_caching = drawn
     options = dict(batching=batching, prefix_caching=prefix_caching)
     instances = [OracleInstance.from_spec(spec) for spec in cluster.instances]
-    oracle = Oracle(workload, instances, round_robin, first_come, **options)  # it checks its blocks in every pass
+    # it checks its blocks in every pass
+    oracle = Oracle(workload, instances, round_robin, first_come, **options)
     result = oracle.run()
 
     # conservation: every call ran, with as many tokens as it has; all memory came back; nobody is left
@@ -274,7 +293,12 @@ def test_invariants(drawn) -> None:
     for call in range(workload.n_calls):
         least = workload.input_tokens[call] + workload.output_tokens[call] - 1 - result.cached_tokens[call]
         assert scheduled[call] == least if not result.preemptions[call] else scheduled[call] > 0
-        assert result.dispatch_s[call] <= result.admit_s[call] < result.first_token_s[call] <= result.finish_s[call]
+        assert (
+            result.dispatch_s[call]
+            <= result.admit_s[call]
+            < result.first_token_s[call]
+            <= result.finish_s[call]
+        )
     for instance in oracle.instances:
         assert instance.pool.n_free == instance.spec.kv_blocks
         assert not instance.waiting
@@ -297,7 +321,7 @@ def test_invariants(drawn) -> None:
             if batching == "chunked":
                 assert sum(n for _, n in step.tokens) <= spec.max_num_batched_tokens
             assert step.used_blocks <= spec.kv_blocks
-        for earlier, later in zip(steps, steps[1:], strict=False):
+        for earlier, later in itertools.pairwise(steps):
             assert earlier.end_s <= later.start_s
         mine = [c for c in range(workload.n_calls) if result.instance[c] == i]
         for start, end in gaps(steps):
@@ -313,11 +337,14 @@ def gaps(steps: list) -> list[tuple[float, float]]:
 @given(runs(max_queries=4, max_calls=4))
 @settings(max_examples=20, deadline=None)
 def test_floats_are_exact(drawn) -> None:
-    """The drawn times are dyadic: floats and fractions give the same run, so comparisons elsewhere may ask for equality."""
+    """The drawn times are dyadic: floats and fractions give the same run, so comparisons elsewhere may ask
+    for equality.
+    """
     workload, cluster, batching, prefix_caching = drawn
     instances = [OracleInstance.from_spec(spec) for spec in cluster.instances]
     options = dict(batching=batching, prefix_caching=prefix_caching)
     by_floats, by_fractions = (
-        Oracle(workload, instances, round_robin, first_come, exact=exact, **options).run() for exact in (False, True)
+        Oracle(workload, instances, round_robin, first_come, exact=exact, **options).run()
+        for exact in (False, True)
     )
     assert by_floats == by_fractions

@@ -2,16 +2,19 @@
 
     VLLM_PYTHON scheduler_driver.py < scenarios.json > outcomes.json
 
-Runs in vLLM's environment and imports nothing of ours, so it says what vLLM does and not what we think it does. It is written for
-vLLM 0.32 (CPU build). Times advance by the step-time model of hexrepro (vLLM has none); all else is vLLM's.
+Runs in vLLM's environment and imports nothing of ours, so it says what vLLM does and not what we think it
+does. It is written for vLLM 0.32 (CPU build). Times advance by the step-time model of hexrepro (vLLM has
+none); all else is vLLM's.
 
 A scenario: {name, scheduling: fcfs|priority, block_size, kv_blocks, max_num_seqs, max_num_batched_tokens,
-             prefix_caching: off|template|full, step_s: [base, prefill_token, prefill_context, sequence, kv_token],
-             calls: [{id, arrival_s, input_tokens, output_tokens, priority, template, template_tokens, context, context_tokens}]}
+             prefix_caching: off|template|full, step_s: [base, prefill_token, prefill_context, sequence,
+             kv_token], calls: [{id, arrival_s, input_tokens, output_tokens, priority, template,
+             template_tokens, context, context_tokens}]}
 calls in the order in which they are added to the scheduler, arrivals nondecreasing.
 An outcome:  {name, passes: [[start_s, end_s, [[id, tokens], ...], [preempted ids]], ...],
               calls: {id: {admit_s, first_token_s, finish_s, cached_tokens, preemptions}}}
-A pass is one Scheduler.schedule(); one that scheduled nothing takes no time (vLLM's worker does not run the model then).
+A pass is one Scheduler.schedule(); one that scheduled nothing takes no time (vLLM's worker does not run the
+model then).
 """
 
 from __future__ import annotations
@@ -21,17 +24,19 @@ import os
 import sys
 import tempfile
 
-os.environ.update(HF_HUB_OFFLINE="1", VLLM_LOGGING_LEVEL="ERROR", VLLM_NO_USAGE_STATS="1", CUDA_VISIBLE_DEVICES="")
+os.environ.update(
+    HF_HUB_OFFLINE="1", VLLM_LOGGING_LEVEL="ERROR", VLLM_NO_USAGE_STATS="1", CUDA_VISIBLE_DEVICES=""
+)
 
-import torch  # noqa: E402
-from vllm import EngineArgs, SamplingParams  # noqa: E402
-from vllm.utils.hashing import get_hash_fn_by_name  # noqa: E402
-from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash  # noqa: E402
-from vllm.v1.core.sched.scheduler import Scheduler  # noqa: E402
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec  # noqa: E402
-from vllm.v1.outputs import ModelRunnerOutput  # noqa: E402
-from vllm.v1.request import Request  # noqa: E402
-from vllm.v1.structured_output import StructuredOutputManager  # noqa: E402
+import torch
+from vllm import EngineArgs, SamplingParams
+from vllm.utils.hashing import get_hash_fn_by_name
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request
+from vllm.v1.structured_output import StructuredOutputManager
 
 MAX_MODEL_LEN = 1 << 17
 SEGMENT = 1 << 20  # distance between the token ids of two segments: longer than any prompt
@@ -40,11 +45,25 @@ SEGMENT = 1 << 20  # distance between the token ids of two segments: longer than
 def tiny_model(directory: str) -> str:
     """A model directory with nothing but a config: the scheduler never looks at weights."""
     config = dict(
-        architectures=["LlamaForCausalLM"], model_type="llama", hidden_size=32, intermediate_size=64, num_hidden_layers=1,
-        num_attention_heads=1, num_key_value_heads=1, head_dim=32, vocab_size=64, max_position_embeddings=MAX_MODEL_LEN,
-        hidden_act="silu", rms_norm_eps=1e-5, rope_theta=10000.0, tie_word_embeddings=False, bos_token_id=1, eos_token_id=2,
-        pad_token_id=0, dtype="float32",
-    )  # fmt: skip
+        architectures=["LlamaForCausalLM"],
+        model_type="llama",
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        head_dim=32,
+        vocab_size=64,
+        max_position_embeddings=MAX_MODEL_LEN,
+        hidden_act="silu",
+        rms_norm_eps=1e-5,
+        rope_theta=10000.0,
+        tie_word_embeddings=False,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=0,
+        dtype="float32",
+    )
     with open(os.path.join(directory, "config.json"), "w") as file:
         json.dump(config, file)
     return directory
@@ -53,15 +72,25 @@ def tiny_model(directory: str) -> str:
 def make_scheduler(model: str, scenario: dict) -> Scheduler:
     block_size = scenario["block_size"]
     config = EngineArgs(
-        model=model, skip_tokenizer_init=True, load_format="dummy", dtype="float32", enforce_eager=True,
-        max_model_len=MAX_MODEL_LEN, max_num_seqs=scenario["max_num_seqs"],
-        max_num_batched_tokens=scenario["max_num_batched_tokens"], scheduling_policy=scenario["scheduling"],
-        enable_prefix_caching=scenario["prefix_caching"] != "off", block_size=block_size, async_scheduling=False,
-    ).create_engine_config()  # fmt: skip
+        model=model,
+        skip_tokenizer_init=True,
+        load_format="dummy",
+        dtype="float32",
+        enforce_eager=True,
+        max_model_len=MAX_MODEL_LEN,
+        max_num_seqs=scenario["max_num_seqs"],
+        max_num_batched_tokens=scenario["max_num_batched_tokens"],
+        scheduling_policy=scenario["scheduling"],
+        enable_prefix_caching=scenario["prefix_caching"] != "off",
+        block_size=block_size,
+        async_scheduling=False,
+    ).create_engine_config()
     n_blocks = scenario["kv_blocks"] + 1  # one of them becomes vLLM's null block
     config.cache_config.num_gpu_blocks = n_blocks
     attention = FullAttentionSpec(block_size, num_kv_heads=1, head_size=32, dtype=torch.float32)
-    kv = KVCacheConfig(num_blocks=n_blocks, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer"], attention)])
+    kv = KVCacheConfig(
+        num_blocks=n_blocks, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer"], attention)]
+    )
     scheduler = Scheduler(config, kv, StructuredOutputManager(config), block_size=block_size, log_stats=False)
     # the settings really arrived, whatever EngineArgs made of them
     assert scheduler.max_num_running_reqs == scheduler.max_num_active_reqs == scenario["max_num_seqs"]
@@ -69,7 +98,8 @@ def make_scheduler(model: str, scenario: dict) -> Scheduler:
     assert scheduler.kv_cache_manager.enable_caching == (scenario["prefix_caching"] != "off")
     assert scheduler.kv_cache_manager.coordinator.single_type_managers[0].block_size == block_size
     assert scheduler.kv_cache_manager.block_pool.get_num_free_blocks() == scenario["kv_blocks"]
-    assert scheduler.scheduler_reserve_full_isl and scheduler.scheduler_config.enable_chunked_prefill
+    assert scheduler.scheduler_reserve_full_isl
+    assert scheduler.scheduler_config.enable_chunked_prefill
     return scheduler
 
 
@@ -95,11 +125,19 @@ class Prompts:
 
 
 def step_time(step_s: list[float], prefills: list[tuple[int, int]], contexts: list[int]) -> float:
-    """prefills: (chunk tokens, tokens computed before) each; contexts: tokens computed before, of each decoding sequence."""
+    """prefills: (chunk tokens, tokens computed before) each; contexts: tokens computed before, of each
+    decoding sequence.
+    """
     base, prefill_token, prefill_context, sequence, kv_token = step_s
     p = sum(n for n, _ in prefills)
     a = sum(n * k + n * n / 2 for n, k in prefills)
-    return base + prefill_token * p + prefill_context * a + sequence * (len(prefills) + len(contexts)) + kv_token * sum(contexts)
+    return (
+        base
+        + prefill_token * p
+        + prefill_context * a
+        + sequence * (len(prefills) + len(contexts))
+        + kv_token * sum(contexts)
+    )
 
 
 def run(model: str, scenario: dict) -> dict:
@@ -112,20 +150,31 @@ def run(model: str, scenario: dict) -> dict:
     calls: dict[str, dict] = {}
     passes: list[list] = []
     arrivals = list(scenario["calls"])
-    complete: set[str] = set()  # sequences whose prefill (or recomputation) is complete: they got a token and kept their KV
+    # sequences whose prefill (or recomputation) is complete: they got a token and kept their KV
+    complete: set[str] = set()
     now = 0.0
     while arrivals or live:
         if not live:
             now = max(now, arrivals[0]["arrival_s"])
         while arrivals and arrivals[0]["arrival_s"] <= now:
             call = arrivals.pop(0)
-            sampling = SamplingParams(max_tokens=call["output_tokens"], min_tokens=call["output_tokens"], ignore_eos=True)
+            sampling = SamplingParams(
+                max_tokens=call["output_tokens"], min_tokens=call["output_tokens"], ignore_eos=True
+            )
             live[call["id"]] = Request(
-                call["id"], prompts.prompt(call), sampling, None, priority=call["priority"], block_hasher=hash_block,
-                arrival_time=float(len(calls)),  # only orders ties of the priority: the order of arrival, never equal
-            )  # fmt: skip
+                call["id"],
+                prompts.prompt(call),
+                sampling,
+                None,
+                priority=call["priority"],
+                block_hasher=hash_block,
+                # only orders ties of the priority: the order of arrival, never equal
+                arrival_time=float(len(calls)),
+            )
             scheduler.add_request(live[call["id"]])
-            calls[call["id"]] = dict(admit_s=None, first_token_s=None, finish_s=None, cached_tokens=None, preemptions=0)
+            calls[call["id"]] = dict(
+                admit_s=None, first_token_s=None, finish_s=None, cached_tokens=None, preemptions=0
+            )
         output = scheduler.schedule()
         preempted = sorted(output.preempted_req_ids or ())
         complete -= set(preempted)
@@ -144,7 +193,8 @@ def run(model: str, scenario: dict) -> dict:
             now += step_time(scenario["step_s"], prefills, contexts)
         passes.append([start, now, [[name, n] for name, n in output.num_scheduled_tokens.items()], preempted])
         names = list(output.num_scheduled_tokens)
-        # the model samples a token for each sequence whose known tokens are all computed; ids of outputs are unique too
+        # the model samples a token for each sequence whose known tokens are all computed; ids of outputs are
+        # unique too
         sampled = []
         for name in names:
             request = live[name]
@@ -153,10 +203,12 @@ def run(model: str, scenario: dict) -> dict:
         scheduler.update_from_output(
             output,
             ModelRunnerOutput(
-                req_ids=names, req_id_to_index={name: i for i, name in enumerate(names)}, sampled_token_ids=sampled
+                req_ids=names,
+                req_id_to_index={name: i for i, name in enumerate(names)},
+                sampled_token_ids=sampled,
             ),
         )
-        for name, tokens in zip(names, sampled):
+        for name, tokens in zip(names, sampled, strict=True):
             request = live[name]
             if tokens:
                 complete.add(name)

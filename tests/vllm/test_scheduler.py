@@ -1,11 +1,12 @@
 """The simulator against vLLM's own scheduler, in virtual time.
 
-vLLM runs in a process of its own, by the interpreter that HEXREPRO_VLLM_PYTHON names (or by this one, when it has vLLM):
+vLLM runs in a process of its own, by the interpreter that HEXREPRO_VLLM_PYTHON names (or by this one, when it
+has vLLM):
 
     HEXREPRO_VLLM_PYTHON=path/to/python pytest -m vllm
 
-The oracle must agree pass by pass: which calls got how many tokens, in which order, who was preempted, when it began and ended.
-The compiled engine must agree call by call.
+The oracle must agree pass by pass: which calls got how many tokens, in which order, who was preempted, when
+it began and ended. The compiled engine must agree call by call.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ def vllm_python() -> str | None:
     if named_python:
         return named_python
     spec = importlib.util.find_spec("vllm")
-    return sys.executable if spec is not None and spec.origin is not None else None  # a bare folder is not vLLM
+    # a bare folder is not vLLM
+    return sys.executable if spec is not None and spec.origin is not None else None
 
 
 @pytest.fixture(scope="module")
@@ -48,13 +50,17 @@ def vllm_says() -> dict[str, dict]:
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
         [python, str(Path(__file__).with_name("scheduler_driver.py"))],
-        input=json.dumps(list(SCENARIOS.values())), capture_output=True, text=True, env=environment, timeout=600,
-    )  # fmt: skip
+        input=json.dumps(list(SCENARIOS.values())),
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=600,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return {outcome["name"]: outcome for outcome in json.loads(done.stdout)}
 
 
-# ------------------------------------------------------------------------------------------- the two that are held against it
+# --------------------------------------------------------------------------- the two that are held against it
 
 
 def workload_of(scenario: dict, slo_scale: Callable[[int, dict], float] = lambda i, call: 1.0):
@@ -77,10 +83,13 @@ def oracle_says(scenario: dict, exact: bool = False) -> dict:
     calls = scenario["calls"]
     fcfs = scenario["scheduling"] == "fcfs"
     result = Oracle(
-        workload_of(scenario), [OracleInstance.from_spec(instance_of(scenario))], only_instance,
+        workload_of(scenario),
+        [OracleInstance.from_spec(instance_of(scenario))],
+        only_instance,
         key=lambda call, instance, oracle: 0 if fcfs else calls[call]["priority"],
-        prefix_caching=scenario["prefix_caching"], exact=exact,
-    ).run()  # fmt: skip
+        prefix_caching=scenario["prefix_caching"],
+        exact=exact,
+    ).run()
     name = [call["id"] for call in calls]
     return dict(
         name=scenario["name"],
@@ -90,19 +99,24 @@ def oracle_says(scenario: dict, exact: bool = False) -> dict:
         ],
         calls={
             name[c]: dict(
-                admit_s=result.admit_s[c], first_token_s=result.first_token_s[c], finish_s=result.finish_s[c],
-                cached_tokens=result.cached_tokens[c], preemptions=result.preemptions[c],
+                admit_s=result.admit_s[c],
+                first_token_s=result.first_token_s[c],
+                finish_s=result.finish_s[c],
+                cached_tokens=result.cached_tokens[c],
+                preemptions=result.preemptions[c],
             )
             for c in range(len(calls))
         },
-    )  # fmt: skip
+    )
 
 
 def engine_says(scenario: dict) -> dict:
-    """The compiled engine: FCFS by the policy `vllm`; priorities by the policy `rr_pq` and SLOs that put its keys in their order.
+    """The compiled engine: FCFS by the policy `vllm`; priorities by the policy `rr_pq` and SLOs that put its
+    keys in their order.
 
-    A call that is a whole query has the urgency key arrival + SLO - t_comp. All are of one stage, so t_comp is one constant, and
-    SLO = 1024 s * (its rank by priority, then arrival) - arrival makes the key follow the rank.
+    A call that is a whole query has the urgency key arrival + SLO - t_comp. All are of one stage, so t_comp
+    is one constant, and SLO = 1024 s * (its rank by priority, then arrival) - arrival makes the key follow
+    the rank.
     """
     simulator = pytest.importorskip("hexrepro.simulator")
     scheduling = pytest.importorskip("hexrepro.scheduling")
@@ -124,29 +138,35 @@ def engine_says(scenario: dict) -> dict:
         name=scenario["name"],
         calls={
             call["id"]: dict(
-                admit_s=float(result.admit_s[i]), first_token_s=float(result.first_token_s[i]),
-                finish_s=float(result.call_finish_s[i]), cached_tokens=int(result.call_cached_tokens[i]),
+                admit_s=float(result.admit_s[i]),
+                first_token_s=float(result.first_token_s[i]),
+                finish_s=float(result.call_finish_s[i]),
+                cached_tokens=int(result.call_cached_tokens[i]),
                 preemptions=int(result.call_preemptions[i]),
             )
             for i, call in enumerate(calls)
         },
-    )  # fmt: skip
+    )
 
 
 IMPLEMENTATIONS = {"oracle": oracle_says, "engine": engine_says}
 
 
 def compare(ours: dict, vllms: dict) -> None:
-    """Equal to the bit: all times are sums of dyadic rationals. The first pass that differs says most, so it comes first."""
+    """Equal to the bit: all times are sums of dyadic rationals. The first pass that differs says most, so it
+    comes first.
+    """
     if "passes" in ours:
-        for i, (mine, theirs) in enumerate(zip(ours["passes"], vllms["passes"])):
+        for i, (mine, theirs) in enumerate(zip(ours["passes"], vllms["passes"], strict=False)):
             assert mine == theirs, f"{ours['name']}, pass {i}: ours {mine}, vLLM's {theirs}"
         assert len(ours["passes"]) == len(vllms["passes"])
     for name, theirs in vllms["calls"].items():
-        assert ours["calls"][name] == theirs, f"{ours['name']}, call {name}: ours {ours['calls'][name]}, vLLM's {theirs}"
+        assert ours["calls"][name] == theirs, (
+            f"{ours['name']}, call {name}: ours {ours['calls'][name]}, vLLM's {theirs}"
+        )
 
 
-# ------------------------------------------------------------------------------------------------------------------ the tests
+# -------------------------------------------------------------------------------------------------- the tests
 
 
 @pytest.mark.parametrize("says", IMPLEMENTATIONS.values(), ids=IMPLEMENTATIONS)
@@ -178,10 +198,18 @@ def test_scenarios_provoke_what_they_are_for(vllm_says: dict[str, dict]) -> None
     expected = {
         "a pass without tokens": lambda o: any(not tokens for _, _, tokens, _ in o["passes"]),
         "victim already scheduled": lambda o: o["calls"]["v"]["preemptions"] > 0,
-        "hit within a step": lambda o: len(o["passes"][0][2]) == 4 and o["calls"]["c3"]["cached_tokens"] == 32,
-        "slots are not preempted": lambda o: o["calls"]["urgent"]["admit_s"] == o["calls"]["long"]["finish_s"],
-        "context behind two templates": lambda o: o["calls"]["c1"]["cached_tokens"] == 0 and o["calls"]["c3"]["cached_tokens"] == 64,
-        "all but one token cached": lambda o: o["passes"][-4][2][0][1] == 2 and o["calls"]["b"]["cached_tokens"] == 64,
-    }  # fmt: skip
+        "hit within a step": lambda o: (
+            len(o["passes"][0][2]) == 4 and o["calls"]["c3"]["cached_tokens"] == 32
+        ),
+        "slots are not preempted": lambda o: (
+            o["calls"]["urgent"]["admit_s"] == o["calls"]["long"]["finish_s"]
+        ),
+        "context behind two templates": lambda o: (
+            o["calls"]["c1"]["cached_tokens"] == 0 and o["calls"]["c3"]["cached_tokens"] == 64
+        ),
+        "all but one token cached": lambda o: (
+            o["passes"][-4][2][0][1] == 2 and o["calls"]["b"]["cached_tokens"] == 64
+        ),
+    }
     for name, holds in expected.items():
         assert holds(vllm_says[name]), f"{name}: {vllm_says[name]}"
