@@ -173,14 +173,14 @@ def _head_fits(load, mem, options, m, free):
 
 
 @kernel
-def enqueue(load, mem, options, m, call):
-    """Put a call into the queue of instance m, by the key and the number that it has."""
+def enqueue(load, mem, options, m, call, arrives):
+    """Put a call into the queue of instance m, by the key and the number that it has; a preempted call does not arrive."""
     at = mem.engines[m]
     client = ZERO
     if options.fair:
         client = load.queries[load.tasks[call].query].client
         if mem.clients[m, client].root == NONE:
-            fairness.enter(mem, m, client)
+            fairness.enter(mem, m, client, arrives)
     mem.clients[m, client].root = push(mem.calls, mem.clients[m, client].root, call)
     at.waiting += 1
     mem.views[m].waiting += 1
@@ -492,7 +492,7 @@ def _preempt(load, mem, options, m, call, held):
     again = state.known - state.prefill_left
     state.prefill_left += again
     view.prefill_tokens += again
-    enqueue(load, mem, options, m, call)
+    enqueue(load, mem, options, m, call, False)
 
 
 @kernel

@@ -43,15 +43,16 @@ def least_served(mem, m):
 
 
 @kernel
-def enter(mem, m, client):
-    """A client without waiting calls gets one: lift its counter."""
+def enter(mem, m, client, arrives):
+    """A client without waiting calls gets one. If it is a new call, lift the counter; a preempted call comes back as it is."""
     at = mem.engines[m]
-    floor = mem.clients[m, client].counter
-    if at.active > 0:
-        floor = mem.clients[m, least_served(mem, m)].counter
-    elif at.last_left != NONE:
-        floor = mem.clients[m, at.last_left].counter
-    mem.clients[m, client].counter = max(mem.clients[m, client].counter, floor)
+    if arrives:
+        floor = mem.clients[m, client].counter
+        if at.active > 0:
+            floor = mem.clients[m, least_served(mem, m)].counter
+        elif at.last_left != NONE:
+            floor = mem.clients[m, at.last_left].counter
+        mem.clients[m, client].counter = max(mem.clients[m, client].counter, floor)
     mem.clients[m, at.active].active = client
     mem.clients[m, client].place = at.active
     at.active += 1

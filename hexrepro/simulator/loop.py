@@ -149,7 +149,7 @@ def _dispatch(load, options, mem, call, sequence, now, arrival_s, slo_s, dispatc
     instance.dispatched_s += state.estimate_s
     if options.fair:
         _charge_until(load, mem, options, m, now)
-    enqueue(load, mem, options, m, call)
+    enqueue(load, mem, options, m, call, True)
     interrupt(load, mem, options, m, call, now)
     return DONE, m
 

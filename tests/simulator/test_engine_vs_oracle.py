@@ -112,7 +112,7 @@ TWINS = {
 
 
 def both(twin: Twin, workload: Workload, cluster: Cluster, base_slo_s: float, **options: Any):
-    """The engine's result and the oracle's. Options: batching, prefix_caching, idle_poll_s."""
+    """The engine's result and the oracle's. Options: batching, prefix_caching, idle_poll_s, decode_blocks."""
     beliefs = Beliefs(workload, cluster, options["prefix_caching"], base_slo_s)
     instances = [OracleInstance.from_spec(spec) for spec in cluster.instances]
     dispatch, key = twin.dispatch(beliefs), twin.key(beliefs)
@@ -181,11 +181,16 @@ def test_engine_equals_oracle_under_memory_pressure(name: str, drawn) -> None:
     assert_instances_equal(result, expected)
 
 
-@given(drawn=runs(max_queries=8, max_calls=6), poll_s=st.sampled_from([1 / 64, 0.25, 3.0]))
+@given(
+    drawn=runs(max_queries=8, max_calls=6),
+    poll_s=st.sampled_from([0.0, 1 / 64, 0.25, 3.0]),
+    grows=st.booleans(),
+)
 @settings(max_examples=EXAMPLES, deadline=None)
-def test_idle_poll(drawn, poll_s: float) -> None:
+def test_options_of_the_released_engine(drawn, poll_s: float, grows: bool) -> None:
+    """Idle polling, and generated tokens that take no KV blocks."""
     workload, cluster, batching, prefix_caching = drawn
-    options = dict(batching=batching, prefix_caching=prefix_caching, idle_poll_s=poll_s)
+    options = dict(batching=batching, prefix_caching=prefix_caching, idle_poll_s=poll_s, decode_blocks=grows)
     result, expected = both(TWINS["rr_pq"], workload, cluster, 8.0, **options)
     assert_equal(result, expected)
 
