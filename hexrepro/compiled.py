@@ -69,3 +69,8 @@ def kernel(function=None, **options):
     calls from Python (unpacking a tuple of arrays is more code to compile than most functions).
     """
     return njit(function, **{"_nrt": False, "no_cpython_wrapper": True, "no_cfunc_wrapper": True} | options)
+
+
+def inlined(function):
+    """A `kernel` that LLVM must inline: for hot functions with one caller, where handing over all those arrays would show."""
+    return kernel(function, forceinline=True)

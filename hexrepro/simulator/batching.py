@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 
-from hexrepro.compiled import kernel
+from hexrepro.compiled import inlined, kernel
 from hexrepro.simulator import fairness
 from hexrepro.simulator.heaps import before, pop, pop_finish, push, push_finish, set_timer
 from hexrepro.simulator.kv import adopt, blocks, fill, free_blocks, lookup, release, take
@@ -20,7 +20,7 @@ from hexrepro.simulator.state import NONE, ONE, ZERO
 _ADMISSIONS = 1 << 32  # finish keys order by finish step, then by admission
 
 
-@kernel
+@inlined
 def begin_step(load, mem, options, m, now):
     """Start a step at `now` if the instance has work; vLLM's `Scheduler.schedule`."""
     at = mem.engines[m]
@@ -46,7 +46,7 @@ def begin_step(load, mem, options, m, now):
         pass
 
 
-@kernel
+@inlined
 def _plan_step(load, mem, options, m, now):
     """One pass of the scheduler. False: calls were preempted and nothing was scheduled, so no step runs and no time passes."""
     at = mem.engines[m]
@@ -75,7 +75,7 @@ def _plan_step(load, mem, options, m, now):
     return True
 
 
-@kernel
+@inlined
 def _compose(load, mem, options, m, now, need, chunk, admit):
     """A step that computes prompts: decode (chunked mode), go on with the unfinished prompt, admit from the queue.
 
@@ -131,7 +131,7 @@ def _attention(chunk, computed):
     return float(chunk) * computed + 0.5 * chunk * chunk
 
 
-@kernel
+@inlined
 def _run_until(mem, m, end_s):
     mem.engines[m].end_s = end_s
     set_timer(mem.timers, m, end_s)
@@ -187,7 +187,7 @@ def enqueue(load, mem, options, m, call, arrives):
     mem.views[m].waiting_s += mem.calls[call].estimate_s
 
 
-@kernel
+@inlined
 def _admit(load, mem, options, m, now):
     """Move the head of the queue, which `_head_fits` has just looked at, into the batch; its cached tokens count as computed."""
     at, view = mem.engines[m], mem.views[m]
@@ -246,7 +246,7 @@ def _decode_blocks(mem, options, m, steps):
     return need
 
 
-@kernel
+@inlined
 def _skip(mem, options, m, now):
     """Decode until the first call finishes, or until the blocks run out."""
     at = mem.engines[m]
@@ -323,7 +323,7 @@ def interrupt(load, mem, options, m, call, now):
 # --- the end of a step
 
 
-@kernel
+@inlined
 def end_step(load, mem, options, m):
     """Book the step that ends: tokens, KV, and the calls whose prompt is complete. Finished calls: see `next_finished`."""
     at, view = mem.engines[m], mem.views[m]
@@ -365,7 +365,7 @@ def _join_decoding(mem, options, m, call, computed, steps):
     at.kv_tokens += computed
 
 
-@kernel
+@inlined
 def next_finished(load, mem, options, m):
     """Take the next call that is finished out of the batch and free its blocks; NONE when there is none."""
     at, view = mem.engines[m], mem.views[m]

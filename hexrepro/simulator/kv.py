@@ -10,7 +10,7 @@ less than its whole template, and no two calls compute the same block at a time.
 all that was computed behind it, so it is evicted after it.
 """
 
-from hexrepro.compiled import kernel
+from hexrepro.compiled import inlined, kernel
 from hexrepro.simulator.state import NONE, ONE, ZERO
 
 
@@ -116,7 +116,7 @@ def lookup(load, nodes, m, call, known, shift):
     return hit + own, in_queue + own
 
 
-@kernel
+@inlined
 def adopt(load, engine, nodes, m, call, shift):
     """Take the cached prefix of a call that is admitted out of the free queue, and hold its shared segments."""
     if load.tasks[call].first_segment != NONE and load.tasks[call].first_end >> shift > 0:

@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from hexrepro.compiled import kernel
+from hexrepro.compiled import inlined, kernel
 from hexrepro.scheduling.estimates import budget_s, cluster_mean_s, solo_latency_s
 from hexrepro.simulator import fairness
 from hexrepro.simulator.batching import begin_step, decode_s, end_step, enqueue, interrupt, next_finished, steps_until
@@ -44,8 +44,10 @@ def simulate_one(load, options, views, arrival_s, slo_s, dispatch, params, queue
         while timers[1] <= now:
             m = first_timer(timers)
             end_step(load, mem, options, m)
-            call = next_finished(load, mem, options, m)
-            while call != NONE:
+            while True:
+                call = next_finished(load, mem, options, m)
+                if call == NONE:
+                    break
                 unfinished -= 1
                 task = load.tasks[call]
                 query_end_s[task.query] = now  # times only grow: the last call to finish leaves its time
@@ -56,7 +58,6 @@ def simulate_one(load, options, views, arrival_s, slo_s, dispatch, params, queue
                     calls[successor].missing -= 1
                     if calls[successor].missing == 0:
                         released = _release(load, calls, released, successor, now)
-                call = next_finished(load, mem, options, m)
             set_timer(timers, m, np.inf)
             mem.engines[m].ready = True
             mem.ready[starting] = m
@@ -94,7 +95,7 @@ def _release(load, calls, released, call, now):
     return push(calls, released, call)
 
 
-@kernel
+@inlined
 def _dispatch(load, options, mem, call, sequence, now, arrival_s, slo_s, dispatch, params, queue, queue_params, seed):
     """Let the policy place one call: estimate, budget, instance, queue key."""
     view, state, task = mem.at_hand[0], mem.calls[call], load.tasks[call]
