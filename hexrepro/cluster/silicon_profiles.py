@@ -54,20 +54,23 @@ INTERCONNECT_NOTES = """\
 """
 
 A6000_DERIVATION = """\
-Not in the package. Derived from its L40S kernel by kernel: both are 48 GB GDDR6 cards on PCIe 4.0, so the
-all-reduce is kept as it is, and every other kernel changes as its roofline by the data sheets (864 to 768
-GB/s, 362.05 to 154.8 TFLOPS dense). Then the five coefficients are fitted as for the others.
-- Check, decode at batch 1 and 1024 tokens: A6000 : L40S = {to_l40s:.3f} (published latencies {pub_l40s:.3f}),
-  A6000 : A100 = {to_a100:.2f} (published {pub_a100:.2f}). The L40S, which is not derived, is as far off the
-  A100: {l40s_a100:.2f} (published {pub_l40s_a100:.2f}). The published runs had no such gap between A100 and
-  PCIe cards: likely one card each with 4-bit weights, so no all-reduce.
+Not in the package. Derived from its A100: base_s and sequence_s times {decode:.3f}, the published ratio of
+decode times, which is the only measurement of an A6000 that there is; prefill_token_s and prefill_context_s
+times {compute:.3f}, the data sheets' ratio of dense tensor FLOP/s, since prefill is bound by arithmetic and
+the published prefills are prefix-cached and do not show it; kv_token_s times {bandwidth:.3f}, their ratio of
+memory bandwidth.
+- What it leaves open: the published pair says nothing of four cards without an NVSwitch. a6000-allreduce
+  takes the package's L40S instead, kernel by kernel: the same class of card and interconnect, the all-reduce
+  kept as it is, every other kernel scaled by its roofline on the data sheets (864 to 768 GB/s, 362.05 to
+  154.8 TFLOPS dense). a6000-p2p is that with the all-reduce of two cards, see notes.
 - Alternatives, in seconds: cold prefill of 4096 tokens, decode at batch 1 and at batch 32 (1024 tokens), all
   from the five coefficients:
 {table}
-- a6000-scaled-a100 gives a PCIe card an NVSwitch's all-reduce. The L40S times the published {pub_l40s:.3f}
-  ignores that the A6000's tensor cores are 2.3 times slower.
-- The L40S reaches {reach_l40s:.0%} of its peak in the GEMMs of a 4096-token prefill, the A100
-  {reach_a100:.0%}; an A6000 at the A100's fraction would take {faster:.0%} less time for that prefill.
+- Against the published latencies, decode at batch 1 and 1024 tokens: a6000-allreduce is {to_l40s:.3f} times
+  the L40S (published {pub_l40s:.3f}) and {to_a100:.2f} times the A100 (published {pub_a100:.2f}). The package's
+  L40S, which is not derived, is as far off: {l40s_a100:.2f} times the A100 (published {pub_l40s_a100:.2f}).
+  The published runs had no such gap between A100 and PCIe cards: likely one card each with 4-bit weights, so
+  no all-reduce.
 """
 
 
@@ -81,10 +84,12 @@ def silicon_profile(shape: ModelShape, tensor_parallel: int, *, variants: bool) 
 
     gpus = {
         "a100": _silicon_gpu("a100", a100, a100.kernels),
-        "a6000": _silicon_gpu("a6000", l40s, lambda step: on_a6000(step, l40s.kernels(step))),
+        "a6000": {},
         "l40s": _silicon_gpu("l40s", l40s, l40s.kernels),
     }
-    gpus["a6000"]["about"] = f"derived from the L40S kernel by kernel, see {LLAMA_70B.name}_silicon.yaml"
+    by_kernel = _silicon_gpu("a6000", l40s, lambda step: on_a6000(step, l40s.kernels(step)))
+    by_kernel["about"] = f"derived from the L40S kernel by kernel, see derivation in {LLAMA_70B.name}_silicon.yaml"
+    gpus["a6000"] = by_kernel
     interconnect = ""
     if variants:
         two_cards = Silicon(shape, "l40s", 2)
@@ -97,11 +102,12 @@ def silicon_profile(shape: ModelShape, tensor_parallel: int, *, variants: bool) 
                 for name, seconds in l40s.kernels(step).items()
             }
 
+        gpus["a6000"] = _from_a100(gpus["a100"], by_kernel)
+        gpus["a6000-allreduce"] = by_kernel
         gpus["a6000-p2p"] = _silicon_gpu("a6000", l40s, lambda step: on_a6000(step, p2p(step)))
-        gpus["a6000-p2p"]["about"] = "a6000 with the all-reduce of two cards, see notes"
+        gpus["a6000-p2p"]["about"] = "a6000-allreduce with the all-reduce of two cards, see notes"
         gpus["l40s-p2p"] = _silicon_gpu("l40s", l40s, p2p)
         gpus["l40s-p2p"]["about"] = "l40s with the all-reduce of two cards, see notes"
-        gpus["a6000-scaled-a100"] = _scaled_a100(gpus)
         prefill = Step("prefill", 1024, 0, 0, 0)
         kernels = l40s.kernels(prefill)
         interconnect = INTERCONNECT_NOTES.format(
@@ -159,14 +165,36 @@ def _silicon_gpu(gpu: str, engine: Silicon, kernels: Callable[[Step], Kernels]) 
     }
 
 
-def _scaled_a100(gpus: dict[str, Profile]) -> Profile:
-    """The alternative that multiplies the A100's coefficients by the published ratio of decode times."""
-    ratio = PUBLISHED_DECODE_S["a6000"] / PUBLISHED_DECODE_S["a100"]
+def _a6000_factors() -> tuple[float, float, float]:
+    """An A6000's time over an A100's: decoding (published), arithmetic and memory traffic (data sheets)."""
+    a100, a6000 = DATASHEETS["a100"], DATASHEETS["a6000"]
+    decode = PUBLISHED_DECODE_S["a6000"] / PUBLISHED_DECODE_S["a100"]
+    return decode, a100.flops / a6000.flops, a100.bandwidth / a6000.bandwidth
+
+
+def _from_a100(a100: Profile, by_kernel: Profile) -> Profile:
+    """The A6000 derived from the A100; its memory is known, and is that of the other derivation."""
+    decode, compute, bandwidth = _a6000_factors()
+    factors = {
+        "base_s": decode,
+        "prefill_token_s": compute,
+        "prefill_context_s": compute,
+        "sequence_s": decode,
+        "kv_token_s": bandwidth,
+    }
+    model = LatencyModel(**{name: value * factors[name] for name, value in a100["latency"].items()})
     return {
-        "about": f"a100's coefficients times {ratio:.3f}, the published ratio; see derivation of a6000",
-        "latency": {name: rounded(value * ratio) for name, value in gpus["a100"]["latency"].items()},
-        "kv_blocks": gpus["a6000"]["kv_blocks"],
+        "latency": rounded_coefficients(model),
+        "kv_blocks": by_kernel["kv_blocks"],
+        "kv_capacity": dict(by_kernel["kv_capacity"]),
         **RELEASED_CODE["a6000"],
+        "about": "derived from the A100, see derivation",
+        "check": {
+            "standard_workflow_s": {
+                "cold": round(standard_workflow_s(model, BUDGET), 2),
+                "template_cached": round(standard_workflow_s(model, BUDGET, template_cached=True), 2),
+            }
+        },
     }
 
 
@@ -174,15 +202,6 @@ def _bus_bandwidth(engine: Silicon, step: Step) -> float:
     """Bytes/s over a link in the step's all-reduces: 2 (n-1)/n of the message, NCCL's bus bandwidth."""
     cards, message = engine.tensor_parallel, 2 * (step.n + step.b) * engine.shape.hidden
     return engine.shape.layers * message * 2 * (cards - 1) / cards / engine.kernels(step)["ar_1"]
-
-
-def _fraction_of_peak(engine: Silicon, gpu: str, step: Step) -> float:
-    """FLOP/s that the GEMMs of a step reach, as a fraction of the data sheet's."""
-    kernels = {
-        name: s for name, s in engine.kernels(step).items() if name.endswith("gemm") and name != "logits_gemm"
-    }
-    flops = sum(silicon.work_of(name, step, engine.shape, engine.tensor_parallel)[0] for name in kernels)
-    return flops * engine.shape.layers / sum(kernels.values()) / DATASHEETS[gpu].flops
 
 
 def _a6000_derivation(
@@ -195,26 +214,13 @@ def _a6000_derivation(
         "a6000": sum(on_a6000(one, l40s.kernels(one)).values()),
     }
     published = PUBLISHED_DECODE_S
-    by_ratio = {
-        name: value * published["a6000"] / published["l40s"]
-        for name, value in gpus["l40s"]["latency"].items()
-    }
-    models = {
-        name: LatencyModel(**gpus[name]["latency"]) for name in ("a6000", "a6000-p2p", "a6000-scaled-a100")
-    }
-    models["l40s x published ratio"] = LatencyModel(**by_ratio)
+    models = {name: LatencyModel(**gpus[name]["latency"]) for name in ("a6000", "a6000-allreduce", "a6000-p2p", "l40s")}
     table = "\n".join(
         f"    {name:24} {m.solo_latency_s(4096, 0, 1, BUDGET):7.3f} {m.step_s(0, 0, 1, 1024):7.4f}"
         f" {m.step_s(0, 0, 32, 32 * 1024):7.4f}"
         for name, m in models.items()
     )
-    prefill = Step("prefill", 4096, 0, 0, 0)
-    kernels = on_a6000(prefill, l40s.kernels(prefill))
-    gemms = sum(value for name, value in kernels.items() if name.endswith("gemm"))
-    reach_l40s, reach_a100 = (
-        _fraction_of_peak(l40s, "l40s", prefill),
-        _fraction_of_peak(a100, "a100", prefill),
-    )
+    decode, compute, bandwidth = _a6000_factors()
     text = A6000_DERIVATION.format(
         to_l40s=seconds["a6000"] / seconds["l40s"],
         pub_l40s=published["a6000"] / published["l40s"],
@@ -222,9 +228,9 @@ def _a6000_derivation(
         pub_a100=published["a6000"] / published["a100"],
         pub_l40s_a100=published["l40s"] / published["a100"],
         l40s_a100=seconds["l40s"] / seconds["a100"],
-        reach_l40s=reach_l40s,
-        reach_a100=reach_a100,
+        decode=decode,
+        compute=compute,
+        bandwidth=bandwidth,
         table=table,
-        faster=gemms * (1 - reach_l40s / reach_a100) / sum(kernels.values()),
     )
     return wrapped(text)
