@@ -104,7 +104,8 @@ def _prefix_caching(value: Any, profiles: tuple[str, ...]) -> dict[str, str]:
     for profile in profiles:
         if profile not in by_view:
             raise InputError(
-                f"prefix_caching has no value for profile {profile!r}: +prefix_caching.{profile}=template"
+                f"profile={profile} is unknown (one of: {', '.join(by_view)}); a view of your own also needs"
+                f" +prefix_caching.{profile}=template"
             )
         mode = "off" if by_view[profile] is False else str(by_view[profile])  # YAML reads a bare off as false
         result[profile] = _one_of(mode, "prefix_caching", PREFIX_CACHING)

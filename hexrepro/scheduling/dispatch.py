@@ -91,16 +91,18 @@ def _decode_step_s(instance, sequences, kv_tokens):
 
 @dispatch_rule()
 def least_waiting_time(call, t_comp_s, instances, params):
-    """QLM's request waiting time estimate: output tokens outstanding over the instance's token rate, the least wins.
+    """QLM's estimate of the waiting time: output tokens outstanding over the instance's token rate; the least wins.
 
-    QLM (arXiv 2407.00047) predicts a wait as the tokens ahead divided by the throughput at the present batch.
+    QLM (arXiv 2407.00047) profiles the rate at a full batch: here as many calls of this call's size as the KV memory and
+    `max_num_seqs` hold. Prompts do not count, as in its estimator.
     """
     best = -1
     least_s = 0.0
     for m in range(len(instances)):
         at = instances[m]
-        batch = min(max(at.running + at.waiting, 1), at.max_num_seqs)
-        wait_s = at.output_tokens / batch * _decode_step_s(at, batch, at.kv_tokens) + at.prefill_tokens * at.prefill_token_s
+        call_tokens = call.input_tokens + call.output_tokens
+        batch = max(1.0, min(at.kv_capacity_tokens / call_tokens, float(at.max_num_seqs)))
+        wait_s = at.output_tokens / batch * _decode_step_s(at, batch, batch * call_tokens)
         if best < 0 or wait_s < least_s or (wait_s == least_s and t_comp_s[m] < t_comp_s[best]):
             best = m
             least_s = wait_s

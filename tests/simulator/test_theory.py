@@ -4,7 +4,7 @@ An instance is turned into a textbook queue by its settings:
 
 - a single server: max_num_seqs = 1, one output token, so that a call is one engine step whose time grows with its prompt;
 - k servers: max_num_seqs = k and a step that costs the same whatever the batch, so that a call of N output tokens takes N
-  steps; the steps are short (1/10 000 of a mean service), so that N is as good as continuous;
+  steps; there are tens of thousands of steps in a mean service, so that N is as good as continuous;
 - processor sharing: a step costs the same for each sequence in it, so that all present get an equal share.
 
 Every interval is a Student interval over independent replications (own arrivals and own lengths), the first and the last

@@ -1,0 +1,40 @@
+"""`python -m hexrepro.benchmarks NAME [--json FILE]`."""
+
+import argparse
+import importlib
+import json
+import sys
+from pathlib import Path
+
+from hexrepro.errors import InputError
+
+NAMES = {"simulator": "speed, start-up and memory of the simulator through its public API"}
+
+
+def main() -> int:
+    listing = "\n".join(f"  {name:12} {text}" for name, text in NAMES.items())
+    parser = argparse.ArgumentParser(
+        prog="python -m hexrepro.benchmarks",
+        description=f"Measure hexrepro on this machine.\n\n{listing}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("name", choices=NAMES, metavar="NAME")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to FILE")
+    options = parser.parse_args()
+    try:
+        if options.json and not options.json.resolve().parent.is_dir():
+            raise InputError(f"--json {options.json}: no such directory: {options.json.resolve().parent}")
+        figures = importlib.import_module(f"hexrepro.benchmarks.{options.name}").run()
+    except InputError as error:
+        print(f"hexrepro: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("hexrepro: interrupted", file=sys.stderr)
+        return 130
+    if options.json:
+        options.json.write_text(json.dumps(figures, indent=2) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
