@@ -41,20 +41,33 @@ def run() -> dict[str, float]:
         sweep = _in_process(SWEEP, environment)
     warm_start_s = statistics.median([process["wall_s"] for process in warm])
 
-    table = Table("one core", "calls a run", "calls/s", "ratio to the first", title="LLM calls simulated", box=None)
+    table = Table(
+        "one core", "calls a run", "calls/s", "ratio to the first", title="LLM calls simulated", box=None
+    )
     for row in rows["rows"]:
         low, middle, high = row["ratio"]
         table.add_row(
-            row["name"], f"{row['calls']:,}", f"{row['calls_per_s']:,.0f}", f"{middle:.2f} ({low:.2f}-{high:.2f})"
+            row["name"],
+            f"{row['calls']:,}",
+            f"{row['calls_per_s']:,.0f}",
+            f"{middle:.2f} ({low:.2f}-{high:.2f})",
         )
     console.print(table)
     console.print()
     table = Table("", "median", "range", box=None, show_header=False)
-    table.add_row("101 alpha x 16 seeds of Trace 1, all cores", f"{sweep['wall_s']:.2f} s", _range(sweep["walls_s"]))
-    table.add_row("the same on one core", f"{sweep['one_core_s']:.2f} s", f"{sweep['speedup']:.2f} times as long")
-    table.add_row("cold start, empty Numba cache", f"{cold['wall_s']:.1f} s", "process, import and first simulation")
+    table.add_row(
+        "101 alpha x 16 seeds of Trace 1, all cores", f"{sweep['wall_s']:.2f} s", _range(sweep["walls_s"])
+    )
+    table.add_row(
+        "the same on one core", f"{sweep['one_core_s']:.2f} s", f"{sweep['speedup']:.2f} times as long"
+    )
+    table.add_row(
+        "cold start, empty Numba cache", f"{cold['wall_s']:.1f} s", "process, import and first simulation"
+    )
     table.add_row("warm start", f"{warm_start_s:.2f} s", _range([p["wall_s"] for p in warm]))
-    table.add_row("peak memory, throughput and sweep", f"{max(rows['peak_mib'], sweep['peak_mib']):.0f} MiB", "")
+    table.add_row(
+        "peak memory, throughput and sweep", f"{max(rows['peak_mib'], sweep['peak_mib']):.0f} MiB", ""
+    )
     table.add_row("peak memory, cold start", f"{cold['peak_mib']:.0f} MiB", "compiling")
     console.print(table)
     return {
@@ -69,7 +82,9 @@ def run() -> dict[str, float]:
 def _in_process(code: str, environment: dict[str, str]) -> dict:
     """Run code in a fresh interpreter; what it printed as JSON, with the process's wall time and peak memory."""
     start = time.perf_counter()
-    process = subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True
+    )
     printed = process.stdout.read()
     _, status, usage = os.wait4(process.pid, 0)
     wall_s = time.perf_counter() - start
@@ -137,7 +152,9 @@ def throughput() -> None:
     for (name, calls, _), measured in zip(cases, rates, strict=True):
         ratios = sorted(a / b for a, b in zip(measured, rates[0], strict=True))
         ratio = (ratios[0], statistics.median(ratios), ratios[-1])
-        rows.append({"name": name, "calls": calls, "calls_per_s": statistics.median(measured), "ratio": ratio})
+        rows.append(
+            {"name": name, "calls": calls, "calls_per_s": statistics.median(measured), "ratio": ratio}
+        )
     print(json.dumps({"rows": rows}))
 
 
@@ -151,7 +168,9 @@ def alpha_sweep() -> None:
     workload, cluster = _inputs()
     policy = load_policy("hexgen_flow")
     alphas = np.linspace(0.0, 1.0, 101)
-    params = np.stack([policy.with_params(alpha=float(alpha)).dispatch_vector for alpha in alphas]).repeat(16, axis=0)
+    params = np.stack([policy.with_params(alpha=float(alpha)).dispatch_vector for alpha in alphas]).repeat(
+        16, axis=0
+    )
     arrivals = np.tile(_arrivals(workload, 16), (101, 1))
 
     def sweep(workers: int | None) -> float:
@@ -165,7 +184,12 @@ def alpha_sweep() -> None:
         walls.append(sweep(None))
         singles.append(sweep(1))
     ratios = [single / wall for single, wall in zip(singles, walls, strict=True)]
-    figures = {"wall_s": statistics.median(walls), "walls_s": walls, "one_core_s": statistics.median(singles), "speedup": statistics.median(ratios)}
+    figures = {
+        "wall_s": statistics.median(walls),
+        "walls_s": walls,
+        "one_core_s": statistics.median(singles),
+        "speedup": statistics.median(ratios),
+    }
     print(json.dumps(figures))
 
 

@@ -88,7 +88,9 @@ def silicon_profile(shape: ModelShape, tensor_parallel: int, *, variants: bool) 
         "l40s": _silicon_gpu("l40s", l40s, l40s.kernels),
     }
     by_kernel = _silicon_gpu("a6000", l40s, lambda step: on_a6000(step, l40s.kernels(step)))
-    by_kernel["about"] = f"derived from the L40S kernel by kernel, see derivation in {LLAMA_70B.name}_silicon.yaml"
+    by_kernel["about"] = (
+        f"derived from the L40S kernel by kernel, see derivation in {LLAMA_70B.name}_silicon.yaml"
+    )
     gpus["a6000"] = by_kernel
     interconnect = ""
     if variants:
@@ -214,7 +216,10 @@ def _a6000_derivation(
         "a6000": sum(on_a6000(one, l40s.kernels(one)).values()),
     }
     published = PUBLISHED_DECODE_S
-    models = {name: LatencyModel(**gpus[name]["latency"]) for name in ("a6000", "a6000-allreduce", "a6000-p2p", "l40s")}
+    models = {
+        name: LatencyModel(**gpus[name]["latency"])
+        for name in ("a6000", "a6000-allreduce", "a6000-p2p", "l40s")
+    }
     table = "\n".join(
         f"    {name:24} {m.solo_latency_s(4096, 0, 1, BUDGET):7.3f} {m.step_s(0, 0, 1, 1024):7.4f}"
         f" {m.step_s(0, 0, 32, 32 * 1024):7.4f}"

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from hexrepro.cluster import latency
-from hexrepro.cluster.types import Cluster
 from hexrepro.compiled import njit
 from hexrepro.errors import InputError
 from hexrepro.workload.types import Workload
@@ -36,7 +35,10 @@ _solo_terms = njit(latency.solo_terms)
 def solo_latency_s(instance, input_tokens, cached_tokens, output_tokens):
     """Seconds that one call takes on an idle instance (an `INSTANCE` record): t_comp. Output length may be a fraction."""
     steps, prefill, context, sequences, kv_read = _solo_terms(
-        float(input_tokens), float(cached_tokens), max(float(output_tokens), 1.0), float(instance.max_num_batched_tokens)
+        float(input_tokens),
+        float(cached_tokens),
+        max(float(output_tokens), 1.0),
+        float(instance.max_num_batched_tokens),
     )
     return (
         instance.base_s * steps
@@ -116,7 +118,12 @@ class Estimates:
 
 
 def estimate(
-    workload: Workload, instances: np.ndarray, *, estimator: str = "median", window: int = 100, prefix_caching: str = "template"
+    workload: Workload,
+    instances: np.ndarray,
+    *,
+    estimator: str = "median",
+    window: int = 100,
+    prefix_caching: str = "template",
 ) -> Estimates:
     """The beliefs that `estimator` forms: `median` (per stage, of the workload), `history` (running medians of the last
     `window` finished calls of a stage, starting from `median`) or `oracle` (true output lengths and true remaining work).
@@ -127,7 +134,9 @@ def estimate(
         raise InputError(f"estimator={estimator!r} is unknown (one of: {', '.join(ESTIMATORS)})")
     if window < 1:
         raise InputError(f"estimator window={window!r} must be at least 1 call")
-    cached = workload.template_tokens.astype(np.float64) if prefix_caching != "off" else np.zeros(workload.n_calls)
+    cached = (
+        workload.template_tokens.astype(np.float64) if prefix_caching != "off" else np.zeros(workload.n_calls)
+    )
     input_median = _stage_medians(workload, workload.input_tokens)
     output_median = _stage_medians(workload, workload.output_tokens)
     cached_median = np.minimum(_stage_medians(workload, cached), input_median - 1)
@@ -162,9 +171,13 @@ def base_slo_s(workload: Workload, instances: np.ndarray, *, prefix_caching: str
     stages = workload.stage_names
     cached = workload.template_tokens if prefix_caching != "off" else np.zeros(workload.n_calls)
     if set(stages) <= set(CHESS_STANDARD):
-        input_median, output_median, count = np.array([CHESS_STANDARD[stage] for stage in stages], np.float64).T
+        input_median, output_median, count = np.array(
+            [CHESS_STANDARD[stage] for stage in stages], np.float64
+        ).T
     else:
-        input_median, output_median = (_stage_medians(workload, x) for x in (workload.input_tokens, workload.output_tokens))
+        input_median, output_median = (
+            _stage_medians(workload, x) for x in (workload.input_tokens, workload.output_tokens)
+        )
         _, steps = _levels(workload)
         count = np.bincount(workload.stage[steps], minlength=len(stages)) / workload.n_queries
     cached_median = np.minimum(_stage_medians(workload, cached), input_median - 1)

@@ -37,7 +37,9 @@ class Policy:
 
     def __post_init__(self):
         if self.client not in CLIENTS:
-            raise InputError(f"policy {self.name}: client={self.client!r} is unknown (one of: {', '.join(CLIENTS)})")
+            raise InputError(
+                f"policy {self.name}: client={self.client!r} is unknown (one of: {', '.join(CLIENTS)})"
+            )
         self.dispatch_vector, self.queue_vector  # noqa: B018 -- resolve the rules now: a mistake shows here, not later
 
     @cached_property
@@ -88,7 +90,9 @@ def load_policy(spec: "str | Path | Mapping | Policy") -> Policy:
         if not path.is_file():
             near = difflib.get_close_matches(str(spec), policy_names(), 1)
             hint = f"did you mean {near[0]}? " if near else ""
-            raise InputError(f"policy {spec!r} is unknown; {hint}(one of: {', '.join(policy_names())}, or a YAML file)")
+            raise InputError(
+                f"policy {spec!r} is unknown; {hint}(one of: {', '.join(policy_names())}, or a YAML file)"
+            )
     import yaml
 
     try:
@@ -129,7 +133,9 @@ def _find_rule(policy: str, kind: str, name: str, builtin) -> Rule:
         raise InputError(f"policy {policy}: {kind}={name!r}: {error}") from error
     rule = getattr(module, function, None)
     if not isinstance(rule, Rule) or rule.signature() != _signature(kind):
-        raise InputError(f"policy {policy}: {kind}={name!r}: {function} in {where} is not decorated with @{kind}_rule()")
+        raise InputError(
+            f"policy {policy}: {kind}={name!r}: {function} in {where} is not decorated with @{kind}_rule()"
+        )
     return rule
 
 

@@ -11,7 +11,6 @@ import numba
 import numpy as np
 from numba import types
 
-from hexrepro.compiled import njit
 from hexrepro.errors import InputError
 from hexrepro.scheduling.views import DISPATCH, QUEUE
 
@@ -43,7 +42,8 @@ class Rule(types.WrapperAddressProtocol):
     @cached_property
     def compiled(self):
         """The rule as an `njit` function, for calls from Python (the gateway)."""
-        return _with_cache(lambda cache: njit(self._signature, cache=cache)(self.function))
+        options = {"nogil": True, "error_model": "numpy"}
+        return _with_cache(lambda cache: numba.njit(self._signature, cache=cache, **options)(self.function))
 
     def __call__(self, *args):
         return self.compiled(*args)

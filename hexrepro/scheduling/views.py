@@ -42,7 +42,10 @@ INSTANCE = np.dtype(
         ("output_tokens", np.float64),  # estimated output tokens of outstanding calls
         ("kv_tokens", np.float64),  # estimated KV tokens of outstanding calls when they end
         ("base_s", np.float64),  # the latency model: one step costs base_s + prefill_token_s * prefill tokens
-        ("prefill_token_s", np.float64),  # + prefill_context_s * sum(chunk * context) + sequence_s * sequences
+        (
+            "prefill_token_s",
+            np.float64,
+        ),  # + prefill_context_s * sum(chunk * context) + sequence_s * sequences
         ("prefill_context_s", np.float64),  # + kv_token_s * KV tokens read
         ("sequence_s", np.float64),
         ("kv_token_s", np.float64),

@@ -79,7 +79,8 @@ def _plan_step(load, mem, options, m, now):
 def _compose(load, mem, options, m, now, need, chunk, admit):
     """A step that computes prompts: decode (chunked mode), go on with the unfinished prompt, admit from the queue.
 
-    `need`: blocks for the first two; `chunk`: tokens of the unfinished prompt; `admit`: the queue's head fits, and its hit is known.
+    `need`: blocks for the first two; `chunk`: tokens of the unfinished prompt; `admit`: the queue's head is
+    known to fit, with its hit.
     """
     at, view = mem.engines[m], mem.views[m]
     at.scheduled = ZERO if options.prefill_first else at.decoding
@@ -102,7 +103,11 @@ def _compose(load, mem, options, m, now, need, chunk, admit):
             chunk = state.known - state.computed
             if not options.prefill_first:
                 chunk = min(chunk, budget)
-            take(at, mem.nodes, blocks(state.computed + chunk, at.block_shift) - (state.computed >> at.block_shift))
+            take(
+                at,
+                mem.nodes,
+                blocks(state.computed + chunk, at.block_shift) - (state.computed >> at.block_shift),
+            )
         prefill += chunk
         context += _attention(chunk, mem.calls[call].computed)
         sequences += 1
@@ -189,7 +194,7 @@ def enqueue(load, mem, options, m, call, arrives):
 
 @inlined
 def _admit(load, mem, options, m, now):
-    """Move the head of the queue, which `_head_fits` has just looked at, into the batch; its cached tokens count as computed."""
+    """Move the head of the queue into the batch; `_head_fits` has just looked up its cached tokens, which count as computed."""
     at, view = mem.engines[m], mem.views[m]
     client = _client(mem, options, m)
     call = mem.clients[m, client].root
@@ -250,7 +255,9 @@ def _decode_blocks(mem, options, m, steps):
 def _skip(mem, options, m, now):
     """Decode until the first call finishes, or until the blocks run out."""
     at = mem.engines[m]
-    if at.decoding == 0:  # nothing runs and the queue's head does not fit: `check_fits` refuses such calls beforehand
+    if (
+        at.decoding == 0
+    ):  # nothing runs and the queue's head does not fit: `check_fits` refuses such calls beforehand
         _run_until(mem, m, np.inf)
         return
     steps = mem.slots[m, 0].key // _ADMISSIONS - at.steps
@@ -295,7 +302,7 @@ def steps_until(mem, m, now):
     linear = view.base_s + view.sequence_s * at.decoding + view.kv_token_s * at.kv_tokens - quadratic
     elapsed = now - at.start_s
     guess = 2.0 * elapsed / (linear + math.sqrt(linear * linear + 4.0 * quadratic * elapsed))
-    steps = max(1, int(math.ceil(guess)))
+    steps = max(1, math.ceil(guess))
     while steps > 1 and at.start_s + decode_s(mem, m, steps - 1) >= now:  # mend what rounding did to the root
         steps -= 1
     while at.start_s + decode_s(mem, m, steps) < now:

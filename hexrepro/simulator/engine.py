@@ -45,7 +45,9 @@ class EngineOptions:
                 f"engine: prefix_caching={self.prefix_caching!r} is unknown (one of: {', '.join(PREFIX_CACHING)})"
             )
         if not 0.0 <= self.idle_poll_s < np.inf:
-            raise InputError(f"engine: idle_poll_s={self.idle_poll_s!r} must be 0 or a positive number of seconds")
+            raise InputError(
+                f"engine: idle_poll_s={self.idle_poll_s!r} must be 0 or a positive number of seconds"
+            )
 
 
 def simulate(
@@ -60,7 +62,9 @@ def simulate(
 ) -> Result:
     """Simulate one run of a workload that has arrivals. See `simulate_grid` for the arguments."""
     if not workload.has_arrivals:
-        raise InputError(f"workload {workload.name!r} holds no arrival times: give it some with with_arrivals()")
+        raise InputError(
+            f"workload {workload.name!r} holds no arrival times: give it some with with_arrivals()"
+        )
     grid = simulate_grid(
         workload,
         cluster,
@@ -107,7 +111,9 @@ def simulate_grid(
     policy = load_policy(policy)
     arrivals_s = np.ascontiguousarray(arrivals_s, np.float64)
     if arrivals_s.ndim != 2 or arrivals_s.shape[1] != workload.n_queries or len(arrivals_s) == 0:
-        raise InputError(f"arrivals_s has shape {arrivals_s.shape}, but must be [runs, {workload.n_queries} queries]")
+        raise InputError(
+            f"arrivals_s has shape {arrivals_s.shape}, but must be [runs, {workload.n_queries} queries]"
+        )
     if not np.isfinite(arrivals_s).all() or (np.diff(arrivals_s, axis=1) < 0).any() or (arrivals_s < 0).any():
         raise InputError("arrivals_s must be finite, not negative and ascending in every run")
     runs = len(arrivals_s)
@@ -153,7 +159,7 @@ def simulate_grid(
 
     def work(begin: int, end: int) -> int:
         memory = allocate(load, views, options)
-        status, run, where = _simulate_slice(
+        status, where = _simulate_slice(
             load, options, views, arrivals_s[begin:end], slo_s, policy.dispatch_rule, dispatch_params[begin:end],
             policy.queue_rule, policy.queue_vector, seeds[begin:end].astype(np.int64), memory, query_end_s[begin:end],
             totals[begin:end], times[:, begin:end], counts[:, begin:end],
@@ -184,7 +190,15 @@ def simulate_grid(
         names = ("release_s", "admit_s", "first_token_s", "call_finish_s", "budget_s", "estimate_s")
         detailed = dict(zip(names, times, strict=True))
         detailed |= dict(zip(("instance", "call_cached_tokens", "call_preemptions"), counts, strict=True))
-    names = ("busy_s", "steps", "preemptions", "prefill_tokens", "decode_tokens", "cached_tokens", "peak_kv_blocks")
+    names = (
+        "busy_s",
+        "steps",
+        "preemptions",
+        "prefill_tokens",
+        "decode_tokens",
+        "cached_tokens",
+        "peak_kv_blocks",
+    )
     return GridResult(
         arrival_s=arrivals_s,
         finish_s=query_end_s,
@@ -219,7 +233,9 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def prepare(workload: Workload, estimates: Estimates, views: np.ndarray, prefix_caching: str, client: str) -> Load:
+def prepare(
+    workload: Workload, estimates: Estimates, views: np.ndarray, prefix_caching: str, client: str
+) -> Load:
     """A workload and the beliefs about it in the form that the kernel reads."""
     tasks = np.zeros(workload.n_calls, TASK)
     for name in ("stage", "query", "input_tokens", "output_tokens", "tool_time_s"):
@@ -241,14 +257,18 @@ def prepare(workload: Workload, estimates: Estimates, views: np.ndarray, prefix_
     stages["input_median"] = estimates.input_median
     stages["output_median"] = estimates.output_median
     stages["cached_median"] = estimates.cached_median
-    stages["mean_s"] = cluster_means_s(views, estimates.input_median, estimates.cached_median, estimates.output_median)
+    stages["mean_s"] = cluster_means_s(
+        views, estimates.input_median, estimates.cached_median, estimates.output_median
+    )
     return Load(
         tasks=tasks,
         queries=queries,
         successors=workload.successors,
         stages=stages,
         remaining=estimates.plan.remaining,
-        stage_s=np.zeros((0, 0)) if estimates.stage_s is None else np.ascontiguousarray(estimates.stage_s, np.float64),
+        stage_s=np.zeros((0, 0))
+        if estimates.stage_s is None
+        else np.ascontiguousarray(estimates.stage_s, np.float64),
         segments=_mark_segments(tasks, workload, prefix_caching),
         window=estimates.window,
     )
@@ -265,7 +285,10 @@ def _mark_segments(tasks: np.ndarray, workload: Workload, prefix_caching: str) -
     if prefix_caching == "full":
         # A context hits only behind its own template, so a shared segment is a pair of the two.
         has = workload.context >= 0
-        pairs = workload.template[has].astype(np.int64) * (int(workload.context.max()) + 1) + workload.context[has]
+        pairs = (
+            workload.template[has].astype(np.int64) * (int(workload.context.max()) + 1)
+            + workload.context[has]
+        )
         distinct, pair = np.unique(pairs, return_inverse=True)
         tasks["second_segment"][has] = segments + pair
         tasks["second_end"][has] = (workload.template_tokens + workload.context_tokens)[has]
@@ -287,7 +310,9 @@ def _explain(status: int, where: int, policy: Policy, instances: int) -> str:
         )
     if status == BAD_KEY:
         return f"policy {policy.name}: queue rule {policy.queue} gave NaN for call {where}; it must return a number"
-    return f"the simulation came to a halt with {where} calls unfinished"  # a bug: work conservation excludes it
+    return (
+        f"the simulation came to a halt with {where} calls unfinished"  # a bug: work conservation excludes it
+    )
 
 
 @njit(_nrt=False)
@@ -301,7 +326,7 @@ def _simulate_slice(
             query_end_s[r],
         )  # fmt: skip
         if status != DONE:
-            return status, r, where
+            return status, where
         for m in range(len(views)):
             at = mem.engines[m]
             totals[r, m, 0] = at.busy_s
@@ -322,4 +347,4 @@ def _simulate_slice(
             counts[0, r, c] = state.instance
             counts[1, r, c] = state.cached_tokens
             counts[2, r, c] = state.preemptions
-    return DONE, len(arrivals_s), NONE
+    return DONE, NONE

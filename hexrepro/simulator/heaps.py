@@ -115,4 +115,3 @@ def first_timer(timers):
         if timers[i] > timers[i + 1]:
             i += 1
     return i - leaves
-

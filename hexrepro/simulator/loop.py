@@ -12,7 +12,15 @@ import numpy as np
 from hexrepro.compiled import inlined, kernel
 from hexrepro.scheduling.estimates import budget_s, cluster_mean_s, solo_latency_s
 from hexrepro.simulator import fairness
-from hexrepro.simulator.batching import begin_step, decode_s, end_step, enqueue, interrupt, next_finished, steps_until
+from hexrepro.simulator.batching import (
+    begin_step,
+    decode_s,
+    end_step,
+    enqueue,
+    interrupt,
+    next_finished,
+    steps_until,
+)
 from hexrepro.simulator.heaps import first_timer, pop, push, set_timer
 from hexrepro.simulator.state import NONE, ZERO
 
@@ -21,7 +29,9 @@ _MIN_HISTORY = 5  # finished calls of a stage before their median replaces the p
 
 
 @kernel
-def simulate_one(load, options, views, arrival_s, slo_s, dispatch, params, queue, queue_params, seed, mem, query_end_s):
+def simulate_one(
+    load, options, views, arrival_s, slo_s, dispatch, params, queue, queue_params, seed, mem, query_end_s
+):
     """Run one simulation; fills `mem` and query_end_s[q]. Returns DONE, or what went wrong and the call it went wrong at."""
     _reset(load, views, mem)
     calls, timers = mem.calls, mem.timers
@@ -72,7 +82,19 @@ def simulate_one(load, options, views, arrival_s, slo_s, dispatch, params, queue
             call = released
             released = pop(calls, released)
             status, m = _dispatch(
-                load, options, mem, call, sequence, now, arrival_s, slo_s, dispatch, params, queue, queue_params, seed
+                load,
+                options,
+                mem,
+                call,
+                sequence,
+                now,
+                arrival_s,
+                slo_s,
+                dispatch,
+                params,
+                queue,
+                queue_params,
+                seed,
             )
             if status != DONE:
                 return status, call
@@ -96,7 +118,9 @@ def _release(load, calls, released, call, now):
 
 
 @inlined
-def _dispatch(load, options, mem, call, sequence, now, arrival_s, slo_s, dispatch, params, queue, queue_params, seed):
+def _dispatch(
+    load, options, mem, call, sequence, now, arrival_s, slo_s, dispatch, params, queue, queue_params, seed
+):
     """Let the policy place one call: estimate, budget, instance, queue key."""
     view, state, task = mem.at_hand[0], mem.calls[call], load.tasks[call]
     query = task.query

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 import numpy as np
 
 
-
 @dataclass(frozen=True, eq=False)
 class GridResult:
     """R runs of one workload (q queries, n calls) on M instances. Call arrays are None unless `detail` was asked for."""
@@ -20,7 +19,9 @@ class GridResult:
     decode_tokens: np.ndarray  # float64[R, M]
     cached_tokens: np.ndarray  # float64[R, M], prompt tokens found in the prefix cache
     peak_kv_blocks: np.ndarray  # float64[R, M]
-    release_s: np.ndarray | None = None  # float64[R, n], prerequisites and tool time over; dispatched in that moment
+    release_s: np.ndarray | None = (
+        None  # float64[R, n], prerequisites and tool time over; dispatched in that moment
+    )
     admit_s: np.ndarray | None = None  # float64[R, n], first scheduled
     first_token_s: np.ndarray | None = None  # float64[R, n]
     call_finish_s: np.ndarray | None = None  # float64[R, n]

@@ -61,7 +61,10 @@ ENGINE = np.dtype(
         ("steps", np.int64),  # decode steps so far
         ("decoding", np.int64),  # sequences past their prompt
         ("running", np.int64),  # these, the one in prefill, and the fresh
-        ("prefilling", np.int64),  # the call whose prompt is partly computed; at most one, as it takes all the budget left
+        (
+            "prefilling",
+            np.int64,
+        ),  # the call whose prompt is partly computed; at most one, as it takes all the budget left
         ("kv_tokens", np.int64),  # KV tokens of the decoding sequences
         ("waiting", np.int64),
         ("head_hit", np.int64),  # cached tokens of the queue's head, when it was last looked at
@@ -208,7 +211,9 @@ class Memory(NamedTuple):
     kind_s: np.ndarray  # float64[M], t_comp by kind of instance
     order: np.ndarray  # RUNNING[B]
     stages: np.ndarray  # STAGE[S], with running medians
-    recent: np.ndarray  # float64[S, 2, 2, window], recent input and output lengths: in order of arrival, and sorted
+    recent: (
+        np.ndarray
+    )  # float64[S, 2, 2, window], recent input and output lengths: in order of arrival, and sorted
     blank_call: np.ndarray  # CALL_STATE[1], as every call begins
     blank_engine: np.ndarray  # ENGINE[1], as every engine begins
 

@@ -31,7 +31,15 @@ POLICIES = {name: load_policy(name) for name in policy_names()}
 FIRST_COME_FIRST_SERVED = [name for name, policy in POLICIES.items() if policy.queue == "fcfs"]
 BASE_SLO_S = 8.0
 CALL_TIMES = ("release_s", "admit_s", "first_token_s", "call_finish_s")
-OF_A_CALL = ("stage", "input_tokens", "output_tokens", "template", "template_tokens", "context", "context_tokens")
+OF_A_CALL = (
+    "stage",
+    "input_tokens",
+    "output_tokens",
+    "template",
+    "template_tokens",
+    "context",
+    "context_tokens",
+)
 
 any_run = st.one_of(runs(), pressed_runs())
 any_policy = st.sampled_from(sorted(POLICIES))
@@ -43,7 +51,9 @@ def run(drawn, policy: str | Policy, **options) -> Result:
     """Simulate what `runs` or `pressed_runs` drew."""
     workload, cluster, mode, caching = drawn
     policy = POLICIES[policy] if isinstance(policy, str) else policy
-    return simulate(workload, cluster, policy, base_slo=BASE_SLO_S, engine=EngineOptions(mode, caching), **options)
+    return simulate(
+        workload, cluster, policy, base_slo=BASE_SLO_S, engine=EngineOptions(mode, caching), **options
+    )
 
 
 def prerequisites(workload: Workload) -> list[list[int]]:
@@ -109,7 +119,9 @@ def test_lifecycle(drawn, policy: str) -> None:
     assert (result.first_token_s + step_s * (workload.output_tokens - 1) <= result.call_finish_s).all()
     lone = workload.output_tokens == 1
     assert (result.first_token_s[lone] == result.call_finish_s[lone]).all()
-    assert (result.call_cached_tokens <= workload.input_tokens - 1).all()  # the last prompt token is always computed
+    assert (
+        result.call_cached_tokens <= workload.input_tokens - 1
+    ).all()  # the last prompt token is always computed
 
 
 @given(drawn=any_run, policy=any_policy)
@@ -279,7 +291,9 @@ def assert_same(one: GridResult | Result, two: GridResult | Result, but: tuple[s
     """Equal to the bit in every array."""
     for field in fields(one):
         if field.name not in but:
-            np.testing.assert_array_equal(getattr(one, field.name), getattr(two, field.name), err_msg=field.name)
+            np.testing.assert_array_equal(
+                getattr(one, field.name), getattr(two, field.name), err_msg=field.name
+            )
 
 
 @pytest.fixture(scope="module")
@@ -291,7 +305,13 @@ def grid():
 
     def grid(policy: str, which=slice(None), **options) -> GridResult:
         return simulate_grid(
-            workload, cluster, policy, arrivals_s=arrivals_s[which], seeds=seeds[which], detail=True, **options
+            workload,
+            cluster,
+            policy,
+            arrivals_s=arrivals_s[which],
+            seeds=seeds[which],
+            detail=True,
+            **options,
         )
 
     return grid
@@ -374,7 +394,15 @@ def test_replay_of_a_record_gives_the_run_again(drawn, policy: str) -> None:
     again = run((flat, cluster, mode, caching), Policy("replay", f"{__name__}:as_recorded", "fcfs", where))
     for name in ("instance", *CALL_TIMES, "call_cached_tokens", "call_preemptions"):
         assert (getattr(again, name) == getattr(result, name)[order]).all(), name
-    for name in ("busy_s", "steps", "preemptions", "prefill_tokens", "decode_tokens", "cached_tokens", "peak_kv_blocks"):
+    for name in (
+        "busy_s",
+        "steps",
+        "preemptions",
+        "prefill_tokens",
+        "decode_tokens",
+        "cached_tokens",
+        "peak_kv_blocks",
+    ):
         assert (getattr(again, name) == getattr(result, name)).all(), name
 
 
@@ -384,7 +412,9 @@ MOMENTS = {"arrival_s", "finish_s", *CALL_TIMES}
 TIMES = MOMENTS | {"slo_s", "busy_s", "budget_s", "estimate_s"}
 
 
-@given(drawn=any_run, policy=any_policy.filter(lambda name: name != "qlm"), poll_s=st.sampled_from([0.0, 1 / 8]))
+@given(
+    drawn=any_run, policy=any_policy.filter(lambda name: name != "qlm"), poll_s=st.sampled_from([0.0, 1 / 8])
+)
 @quick
 def test_time_has_no_unit(drawn, policy: str, poll_s: float) -> None:
     """With all times doubled, results are doubled to the bit. (QLM's groups of 10 s are a time of the policy's own.)"""
@@ -398,7 +428,13 @@ def test_time_has_no_unit(drawn, policy: str, poll_s: float) -> None:
         ),
     )
     once, twice = (
-        simulate(w, c, POLICIES[policy], base_slo=s * BASE_SLO_S, engine=EngineOptions(mode, caching, True, s * poll_s))
+        simulate(
+            w,
+            c,
+            POLICIES[policy],
+            base_slo=s * BASE_SLO_S,
+            engine=EngineOptions(mode, caching, True, s * poll_s),
+        )
         for s, w, c in ((1, workload, cluster), (2, slow, slow_cluster))
     )
     for field in fields(Result):

@@ -274,10 +274,14 @@ def test_ciw_agrees_on_two_servers_with_priorities() -> None:
     ciw = pytest.importorskip("ciw")
     k, replications, n = 2, 16, 4_000
     mean_tokens = (MEAN // 2, 2 * MEAN)
-    rates = 0.8 * k * np.array([0.5, 0.5]) / np.multiply(mean_tokens, TOKEN_S)  # each class brings half of the load
+    rates = (
+        0.8 * k * np.array([0.5, 0.5]) / np.multiply(mean_tokens, TOKEN_S)
+    )  # each class brings half of the load
 
     network = ciw.create_network(
-        arrival_distributions={c: [ciw.dists.Exponential(r)] for c, r in zip("AB", rates.tolist(), strict=True)},
+        arrival_distributions={
+            c: [ciw.dists.Exponential(r)] for c, r in zip("AB", rates.tolist(), strict=True)
+        },
         service_distributions={
             c: [ciw.dists.Exponential(1 / (m * TOKEN_S))] for c, m in zip("AB", mean_tokens, strict=True)
         },
