@@ -30,12 +30,15 @@ class EngineOptions:
     prefix_caching  off, template (calls of a stage share their prompt template), or full (and calls of a query their context)
     decode_blocks   whether generated tokens take KV blocks; False as in the released simulator
     idle_poll_s     > 0: an idle instance looks for work only every so often, as in the released simulator
+    finish_order    calls released at the same time are dispatched in the order in which the calls before them finished, as
+                    in the released simulator, instead of in the workload's order
     """
 
     batching: str = "chunked"
     prefix_caching: str = "template"
     decode_blocks: bool = True
     idle_poll_s: float = 0.0
+    finish_order: bool = False
 
     def __post_init__(self):
         if self.batching not in BATCHING:
@@ -58,6 +61,7 @@ def simulate(
     base_slo: float | None = None,
     engine: EngineOptions = EngineOptions(),
     estimates: Estimates | str = "median",
+    prefill_s: np.ndarray | None = None,
     seed: int = 0,
 ) -> Result:
     """Simulate one run of a workload that has arrivals. See `simulate_grid` for the arguments."""
@@ -74,6 +78,7 @@ def simulate(
         base_slo=base_slo,
         engine=engine,
         estimates=estimates,
+        prefill_s=prefill_s,
         workers=1,
         detail=True,
     )
@@ -91,6 +96,7 @@ def simulate_grid(
     base_slo: float | None = None,
     engine: EngineOptions = EngineOptions(),
     estimates: Estimates | str = "median",
+    prefill_s: np.ndarray | None = None,
     workers: int | None = None,
     detail: bool = False,
     progress: Callable[[int], None] | None = None,
@@ -102,6 +108,9 @@ def simulate_grid(
     seeds            int64[R], for rules that draw at random; 0, 1, 2, ... if None
     base_slo         seconds; query i's SLO is base_slo * workload.slo_scale[i]. None: the standard workflow's length
     estimates        an estimator's name (`median`, `history`, `oracle`), or `Estimates` of your own
+    prefill_s        float64[n, M], seconds that the prompt of each call takes on each instance, instead of what the latency
+                     model says (`prefill_first` only). The released simulator takes a measured latency less the decode
+                     steps' constant, which is below 0 for some calls: there, and so here, time runs back by that much
     workers          threads; the number of usable cores if None. The result is the same to the bit whatever it is
     detail           record the times of every call, not only of every query
     progress         called with the number of runs that were finished since the last call
@@ -139,10 +148,13 @@ def simulate_grid(
 
     slo_s = base_slo * workload.slo_scale
     load = prepare(workload, estimates, views, engine.prefix_caching, policy.client)
+    if prefill_s is not None:
+        load = load._replace(prefill_s=_checked_prefill_s(prefill_s, workload.n_calls, len(views), engine))
     fair = policy.queue_rule.fair
     options = Options(
         caching=engine.prefix_caching != "off",
         prefill_first=engine.batching == "prefill_first",
+        finish_order=bool(engine.finish_order),
         decode_blocks=engine.decode_blocks,
         idle_poll_s=float(engine.idle_poll_s),
         fair=fair,
@@ -208,6 +220,21 @@ def simulate_grid(
     )
 
 
+def _checked_prefill_s(
+    prefill_s: np.ndarray, calls: int, instances: int, engine: EngineOptions
+) -> np.ndarray:
+    if engine.batching != "prefill_first":
+        raise InputError(
+            f"prefill_s needs an engine with batching=prefill_first, this one has {engine.batching}"
+        )
+    prefill_s = np.ascontiguousarray(prefill_s, np.float64)
+    if prefill_s.shape != (calls, instances) or not np.isfinite(prefill_s).all():
+        raise InputError(
+            f"prefill_s has shape {prefill_s.shape}, but must be finite numbers [{calls} calls, {instances} instances]"
+        )
+    return prefill_s
+
+
 def check_fits(workload: Workload, cluster: Cluster, *, decode_blocks: bool = True) -> None:
     """Refuse a workload with a call whose KV does not fit into an idle instance: it could never finish there."""
     tokens = workload.input_tokens.astype(np.int64)
@@ -269,6 +296,7 @@ def prepare(
         stage_s=np.zeros((0, 0))
         if estimates.stage_s is None
         else np.ascontiguousarray(estimates.stage_s, np.float64),
+        prefill_s=np.zeros((0, 0)),
         segments=_mark_segments(tasks, workload, prefix_caching),
         window=estimates.window,
     )

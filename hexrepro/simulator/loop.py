@@ -12,17 +12,11 @@ import numpy as np
 from hexrepro.compiled import inlined, kernel
 from hexrepro.scheduling.estimates import budget_s, cluster_mean_s, solo_latency_s
 from hexrepro.simulator import fairness
-from hexrepro.simulator.batching import (
-    begin_step,
-    decode_s,
-    end_step,
-    enqueue,
-    interrupt,
-    next_finished,
-    steps_until,
-)
+from hexrepro.simulator.decoding import decode_s, interrupt, steps_until
 from hexrepro.simulator.heaps import first_timer, pop, push, set_timer
+from hexrepro.simulator.instance import begin_step, end_step, next_finished
 from hexrepro.simulator.state import NONE, ZERO
+from hexrepro.simulator.waiting import enqueue
 
 DONE, STUCK, BAD_INSTANCE, BAD_KEY = 0, 1, 2, 3
 _MIN_HISTORY = 5  # finished calls of a stage before their median replaces the prior
@@ -39,7 +33,7 @@ def simulate_one(
     released = NONE  # heap of calls that are released, or will be at their key
     unfinished = len(load.tasks)
     next_query = 0
-    sequence = ZERO
+    sequence = releases = ZERO
     queries = len(arrival_s)
     while unfinished > 0:
         now = timers[1]
@@ -67,7 +61,8 @@ def simulate_one(
                     successor = np.int64(load.successors[e])
                     calls[successor].missing -= 1
                     if calls[successor].missing == 0:
-                        released = _release(load, calls, released, successor, now)
+                        released = _release(load, options, calls, released, successor, releases, now)
+                        releases += 1
             set_timer(timers, m, np.inf)
             mem.engines[m].ready = True
             mem.ready[starting] = m
@@ -75,7 +70,8 @@ def simulate_one(
         while next_query < queries and arrival_s[next_query] <= now:
             for call in range(load.queries[next_query].begin, load.queries[next_query].end):
                 if load.tasks[call].prerequisites == 0:
-                    released = _release(load, calls, released, call, arrival_s[next_query])
+                    released = _release(load, options, calls, released, call, releases, arrival_s[next_query])
+                    releases += 1
             next_query += 1
         # 2. released calls are dispatched
         while released != NONE and calls[released].key <= now:
@@ -110,9 +106,9 @@ def simulate_one(
 
 
 @kernel
-def _release(load, calls, released, call, now):
+def _release(load, options, calls, released, call, releases, now):
     calls[call].key = now + load.tasks[call].tool_time_s
-    calls[call].seq = call
+    calls[call].seq = releases if options.finish_order else call
     calls[call].release_s = calls[call].key
     return push(calls, released, call)
 

@@ -57,6 +57,7 @@ ENGINE = np.dtype(
         ("scheduled", np.int64),  # sequences that decode in it
         ("fresh", np.int64),  # sequences whose prompt is complete at its end
         ("idle_since_s", np.float64),
+        ("newest_s", np.float64),  # the latest release time of the calls admitted so far
         # the batch
         ("steps", np.int64),  # decode steps so far
         ("decoding", np.int64),  # sequences past their prompt
@@ -178,6 +179,9 @@ class Load(NamedTuple):
     stages: np.ndarray  # STAGE[S]
     remaining: np.ndarray  # float64[places, S], see `estimates.Plan`
     stage_s: np.ndarray  # float64[S, M] or [0, 0], see `estimates.Estimates`
+    prefill_s: (
+        np.ndarray
+    )  # float64[n, M] or [0, 0]: how long each prompt takes, instead of the latency model (prefill_first)
     segments: int  # shared prefix segments
     window: int  # of running medians; 0 = fixed beliefs
 
@@ -187,6 +191,9 @@ class Options(NamedTuple):
 
     caching: bool
     prefill_first: bool
+    finish_order: (
+        bool  # calls released at one time are dispatched in the order in which what they waited for finished
+    )
     decode_blocks: bool  # whether generated tokens take KV blocks (the released simulator: no)
     idle_poll_s: float
     fair: bool  # VTC, with the price of a prompt token and of a generated one
