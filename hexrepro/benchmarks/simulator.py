@@ -19,6 +19,8 @@ from rich.table import Table
 
 ROUNDS = 5
 SECONDS = 0.6  # how long one measurement of one row lasts, about
+QUERIES = 10_000  # of the large workload
+ALPHAS, SEEDS = 101, 16  # of the sweep
 START = "from hexrepro.benchmarks.simulator import first_run; first_run()"
 ROWS = "from hexrepro.benchmarks.simulator import throughput; throughput()"
 SWEEP = "from hexrepro.benchmarks.simulator import alpha_sweep; alpha_sweep()"
@@ -122,7 +124,7 @@ def throughput() -> None:
     from hexrepro.simulator import EngineOptions, simulate_grid
 
     small, cluster = _inputs()
-    large, _ = _inputs(10_000)
+    large, _ = _inputs(QUERIES)
 
     def case(name: str, workload, policy: str, caching: str) -> tuple[str, int, Callable[[int], None]]:
         engine = EngineOptions(prefix_caching=caching)
@@ -141,7 +143,7 @@ def throughput() -> None:
         case("vtc", small, "vtc", "template"),
         case("caching off", small, "hexgen_flow", "off"),
         case("full caching", small, "hexgen_flow", "full"),
-        case("10 000 queries", large, "eft", "template"),
+        case(f"{QUERIES} queries, eft", large, "eft", "template"),
     ]
     rates: list[list[float]] = [[] for _ in cases]
     repeats = [_repeats(simulate) for _, _, simulate in cases]
@@ -167,11 +169,11 @@ def alpha_sweep() -> None:
 
     workload, cluster = _inputs()
     policy = load_policy("hexgen_flow")
-    alphas = np.linspace(0.0, 1.0, 101)
+    alphas = np.linspace(0.0, 1.0, ALPHAS)
     params = np.stack([policy.with_params(alpha=float(alpha)).dispatch_vector for alpha in alphas]).repeat(
-        16, axis=0
+        SEEDS, axis=0
     )
-    arrivals = np.tile(_arrivals(workload, 16), (101, 1))
+    arrivals = np.tile(_arrivals(workload, SEEDS), (ALPHAS, 1))
 
     def sweep(workers: int | None) -> float:
         start = time.perf_counter()

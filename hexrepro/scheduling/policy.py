@@ -5,6 +5,7 @@ for a rule of your own, as `package.module:function` or `path/to/file.py:functio
 """
 
 import difflib
+import hashlib
 import importlib
 import importlib.util
 import sys
@@ -31,8 +32,8 @@ class Policy:
     name: str
     dispatch: str
     queue: str
-    dispatch_params: Mapping[str, float] = field(default_factory=dict)
-    queue_params: Mapping[str, float] = field(default_factory=dict)
+    dispatch_params: Mapping[str, float] = field(default_factory=dict, hash=False)
+    queue_params: Mapping[str, float] = field(default_factory=dict, hash=False)
     client: str = "query"
 
     def __post_init__(self):
@@ -109,7 +110,12 @@ def _from_mapping(content: dict, source: str) -> Policy:
         if not isinstance(content.get(name), str):
             raise InputError(f"policy {source}: field {name} must be text, got {content.get(name)!r}")
     for name in ("dispatch_params", "queue_params"):
-        content[name] = dict(content.get(name) or {})
+        params = content.get(name) or {}
+        if not isinstance(params, Mapping):
+            raise InputError(
+                f"policy {source}: {name} must map names to numbers, such as {{alpha: 0.3}}, got {params!r}"
+            )
+        content[name] = dict(params)
     known = Policy.__dataclass_fields__
     for name in content:
         if name not in known:
@@ -129,8 +135,9 @@ def _find_rule(policy: str, kind: str, name: str, builtin) -> Rule:
     where, function = name.rsplit(":", 1)
     try:
         module = _load_file(Path(where)) if where.endswith(".py") else importlib.import_module(where)
-    except (ImportError, OSError) as error:
-        raise InputError(f"policy {policy}: {kind}={name!r}: {error}") from error
+    except Exception as error:  # it is the user's code that is run here, and it may raise anything
+        message = " ".join(str(error).split())
+        raise InputError(f"policy {policy}: {kind}={name!r}: {type(error).__name__}: {message}") from error
     rule = getattr(module, function, None)
     if not isinstance(rule, Rule) or rule.signature() != _signature(kind):
         raise InputError(
@@ -146,11 +153,17 @@ def _signature(kind: str):
 
 
 def _load_file(path: Path):
+    """The file as a module. Its name carries the content: an edited file is another module, and the same in any process."""
     path = path.resolve()
-    name = f"hexrepro_rules_{path.stem}_{abs(hash(str(path))):x}"
+    digest = hashlib.sha256(str(path).encode() + path.read_bytes()).hexdigest()[:16]
+    name = f"hexrepro_rules_{path.stem}_{digest}"
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, path)
         module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        sys.modules[name] = module
+        sys.modules[name] = module  # before it runs: Numba's cache looks modules up by name
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[name]
+            raise
     return sys.modules[name]

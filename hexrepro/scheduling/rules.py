@@ -8,9 +8,12 @@ from collections.abc import Callable
 from functools import cached_property
 
 import numba
+import numba.experimental.function_type
 import numpy as np
 from numba import types
+from numba.core.errors import NumbaError
 
+from hexrepro.compiled import njit
 from hexrepro.errors import InputError
 from hexrepro.scheduling.views import DISPATCH, QUEUE
 
@@ -39,19 +42,23 @@ class Rule(types.WrapperAddressProtocol):
                 raise InputError(f"{self.name}: {name} must be a finite number, got {value!r}")
         return np.array(list((self.defaults | values).values()), np.float64)
 
-    @cached_property
-    def compiled(self):
-        """The rule as an `njit` function, for calls from Python (the gateway)."""
-        options = {"nogil": True, "error_model": "numpy"}
-        return _with_cache(lambda cache: numba.njit(self._signature, cache=cache, **options)(self.function))
-
     def __call__(self, *args):
-        return self.compiled(*args)
+        """Ask the rule from Python (the gateway): the same machine code that the simulator runs."""
+        return _ask(self, *args)
 
     @cached_property
     def _entry(self):
         options = {"nopython": True, "error_model": "numpy"}
-        return _with_cache(lambda cache: numba.cfunc(self._signature, cache=cache, **options)(self.function))
+        try:
+            try:
+                return numba.cfunc(self._signature, cache=True, **options)(self.function)
+            except RuntimeError as error:  # a function typed at a prompt has no file beside which to cache
+                if "cannot cache" not in str(error):
+                    raise
+                return numba.cfunc(self._signature, **options)(self.function)
+        except (NumbaError, KeyError, TypeError, AttributeError) as error:
+            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+            raise InputError(f"rule {self.name} does not compile: {' '.join(lines[-3:])[:300]}") from error
 
     def __wrapper_address__(self) -> int:
         return self._entry.address
@@ -60,11 +67,9 @@ class Rule(types.WrapperAddressProtocol):
         return self._signature
 
 
-def _with_cache(build: Callable):
-    try:
-        return build(True)
-    except RuntimeError:  # a function typed at a prompt has no file beside which to cache
-        return build(False)
+@njit
+def _ask(rule, *args):
+    return rule(*args)
 
 
 def dispatch_rule(**defaults: float) -> Callable[[Callable], Rule]:

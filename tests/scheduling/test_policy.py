@@ -30,6 +30,15 @@ def run(policy, **options):
     return simulate(workload, cluster, policy, base_slo=30.0, **options)
 
 
+def in_a_process(program: str, *arguments: str, cache: Path, **variables: str) -> subprocess.CompletedProcess:
+    """Run Python code in a fresh interpreter that keeps its compiled code in `cache`."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("NUMBA_")}
+    environment |= {"HEXREPRO_CACHE": str(cache), "PYTHONPATH": str(compiled.PACKAGE.parent), **variables}
+    return subprocess.run(
+        [sys.executable, "-c", program, *arguments], env=environment, capture_output=True, text=True
+    )
+
+
 # ------------------------------------------------------------------------------------------------------- by name
 
 
@@ -151,14 +160,31 @@ def test_rules_from_a_file_in_one_process_after_another(own: str, tmp_path: Path
         assert policy.dispatch_rule.__wrapper_address__() and policy.queue_rule.__wrapper_address__()
     """
     for hash_seed in ("1", "2"):
-        environment = os.environ | {
-            "HEXREPRO_CACHE": str(tmp_path / "cache"),
-            "PYTHONHASHSEED": hash_seed,
-            "PYTHONPATH": str(compiled.PACKAGE.parent),
-        }
-        done = subprocess.run(
-            [sys.executable, "-c", program], env=environment, capture_output=True, text=True
-        )
+        done = in_a_process(program, cache=tmp_path / "cache", PYTHONHASHSEED=hash_seed)
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("order", [("python", "kernel"), ("kernel", "python")])
+def test_a_rule_is_called_from_python_and_from_compiled_code(order: tuple[str, str], tmp_path: Path) -> None:
+    """In either order, in one process, and in a second that finds both in the cache: the same key to the bit. In
+    processes of their own, as compiled code of the one kind taken for the other ends in a crash.
+    """
+    program = """if True:
+        import sys
+        import numba
+        import numba.experimental.function_type  # lets compiled code take a rule as an argument
+        import numpy as np
+        from hexrepro.scheduling.queues import least_laxity
+        from hexrepro.scheduling.views import CALL
+        call, params = np.zeros(1, CALL)[0], least_laxity.params()
+        call["now_s"], call["slo_s"], call["t_comp_s"] = 100.0, 60.0, 7.0
+        as_the_kernel_does = numba.njit(lambda rule, call, params: rule(call, params))
+        for caller in sys.argv[1:]:
+            key = least_laxity(call, params) if caller == "python" else as_the_kernel_does(least_laxity, call, params)
+            assert key == 97.0, key
+    """
+    for _ in range(2):
+        done = in_a_process(program, *order, cache=tmp_path / "cache")
         assert done.returncode == 0, done.stderr
 
 
