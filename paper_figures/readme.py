@@ -24,7 +24,7 @@ def first_table(printed: str) -> str:
         if line.startswith("± half"):
             break
         if name := re.match(r" (\w+) {2,}", line):
-            keep = name[1] in (*SHOWN, "policy")
+            keep = name[1] in (*SHOWN, "policy", "α", "baseline")
         if keep:
             lines.append(line.rstrip())
     return "\n".join(lines).strip()
