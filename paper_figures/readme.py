@@ -38,13 +38,19 @@ def gains(printed: str) -> str:
 
 def conditions(runs: list[Path]) -> str:
     """A Markdown row a run and view: how many times lower than vllm's the P95 is, over the run's settings."""
-    rows = ["| cluster | step times | prefix caching | " + " | ".join(COMPARED) + " | throughput, hexgen_flow |"]
+    rows = [
+        "| cluster | step times | prefix caching | " + " | ".join(COMPARED) + " | throughput, hexgen_flow |"
+    ]
     rows.append("|---" * (len(COMPARED) + 4) + "|")
     for run in runs:
         summary = pd.read_csv(run / "summary.csv")
         caching = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))["prefix_caching"]
         for profile, part in summary.groupby("profile", sort=False):
-            cells = [part.cluster.iloc[0], profile, caching[profile] if isinstance(caching, dict) else caching]
+            cells = [
+                part.cluster.iloc[0],
+                profile,
+                caching[profile] if isinstance(caching, dict) else caching,
+            ]
             cells = ["off" if cell is False else str(cell) for cell in cells]
             for policy in COMPARED:
                 cells.append(_range(1 / part[(part.policy == policy) & (part.metric == "p95_s_ratio")].value))

@@ -72,8 +72,10 @@ the published latencies is prefill, fitted per input token in seconds (not in re
 released engine takes prefill = latency - output tokens * constant for the very (input, output) pair; most
 of that remainder grows with the output rather than the input, since the constants are below the measured
 decode time (A100 39 ms). So the fit holds for the sum over calls, not for each. Its batch is bounded by
-KV memory only, and its admission uses 95 % of the pool. Run with prefix caching off.
+KV memory only, and its admission uses 95 % of the pool: kv_blocks is that share. Run with prefix caching
+off.
 """
+RELEASED_ADMISSION = 0.95
 
 
 def _llama_released(columns: dict[str, NDArray[np.float64]]) -> Profile:
@@ -89,6 +91,7 @@ def _llama_released(columns: dict[str, NDArray[np.float64]]) -> Profile:
             relative=False,
         )
         gpus[gpu] = _measured_gpu(gpu, fit, LLAMA_70B)
+        gpus[gpu]["kv_blocks"] = int(RELEASED_ADMISSION * gpus[gpu]["kv_blocks"])
     profile = new_profile(
         LLAMA_70B.name, "released", _published(len(inputs)), RELEASED_NOTES, gpus, WHOLE_PROMPT
     )

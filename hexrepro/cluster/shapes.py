@@ -33,7 +33,7 @@ LLAMA_70B = ModelShape(
     head_dim=128,
     intermediate=28672,
     vocabulary=128256,
-    parameters=70.55e9,
+    parameters=70_552_387_584,
 )
 QWEN3_30B = ModelShape(
     name="qwen3-30b-a3b",

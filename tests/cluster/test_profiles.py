@@ -158,7 +158,8 @@ def test_what_ships():
 def test_kv_blocks_follow_from_their_inputs(model, view):
     for entry in shipped_yaml(model, view)["gpus"].values():
         if "kv_capacity" in entry:
-            assert kv_blocks(**entry["kv_capacity"]) == entry["kv_blocks"]
+            admitted = 0.95 if view == "released" else 1.0  # of the pool, in the released simulator
+            assert int(admitted * kv_blocks(**entry["kv_capacity"])) == entry["kv_blocks"]
 
 
 @pytest.mark.parametrize(("model", "view"), shipped_profiles())
@@ -181,7 +182,7 @@ def test_the_papers_clusters():
         c: [i.name for i in load_cluster(c, "silicon").instances] for c in ("hetero1", "hetero2", "homo")
     }
     assert names == {
-        "hetero1": ["a100-0", "a100-1", "a6000-0", "a6000-1"],
+        "hetero1": ["a100-0", "a6000-0", "a100-1", "a6000-1"],
         "hetero2": ["a100-0", "a100-1", "a6000-0", "l40s-0"],
         "homo": ["a100-0", "a100-1", "a100-2", "a100-3"],
     }

@@ -22,7 +22,8 @@ With that, runs under round robin agree to all printed digits. Two things bound 
   were lost. The system is chaotic: one other choice moves P95 by up to 20 %. `LOST_DIGITS` is a seed that fills the digits
   in at random. It was searched for: at least one filling in 4000 reproduces at once all 27 runs of vllm, rr_pq and
   as_released with the 0.1 ms idle step. The runs with a 5 ms step had no part in the choice; of those of as_released 123 in
-  144 come out to within 0.2 % with it (with the figures as they are, 93).
+  144 come out to within 0.2 % with it (with the figures as they are, 93). So read the 0.2 % as "these facts suffice for the
+  printed runs", not as a prediction: with the figures as they are 15 of 23 such runs are within 5 %, the worst 15 % off.
 - **VTC and QLM** are ours, not the released ones. There a counter is not lifted when nobody else waits, and clients with equal
   counters are served in order of their first call at the instance; QLM's groups are formed by the age that their oldest
   call has at the time, so that a key changes while a call waits. (A throw-away model with these two rules agreed with all
@@ -82,12 +83,13 @@ METRICS = ("mean_s", "p50_s", "p95_s", "throughput_qps")
 
 
 @cache
-def measured_s() -> dict[tuple[str, int, int], float]:
-    """(gpu, input, output) -> seconds of a single request, the digits below 1 µs filled in at random."""
+def measured_s(lost_digits: int | None) -> dict[tuple[str, int, int], float]:
+    """(gpu, input, output) -> seconds of a single request; the digits below 1 µs are filled in at random, or left 0 (None)."""
     with LATENCIES.open() as file:
         rows = list(csv.DictReader(file))
     seconds = np.array([[float(row[f"{gpu}_latency_s"]) for gpu in GPUS] for row in rows])
-    seconds += np.random.default_rng(LOST_DIGITS).uniform(-5e-7, 5e-7, seconds.shape)
+    if lost_digits is not None:
+        seconds += np.random.default_rng(lost_digits).uniform(-5e-7, 5e-7, seconds.shape)
     return {
         (gpu, int(row["input_tokens"]), int(row["output_tokens"])): float(s)
         for row, of_row in zip(rows, seconds, strict=True)
@@ -116,10 +118,10 @@ def cluster_of(name: str) -> Cluster:
 
 
 @cache
-def case(cluster: str, trace: int):
+def case(cluster: str, trace: int, lost_digits: int | None):
     """Of a trace on a cluster: the workload, seconds of each prompt [n, M], the released estimates, and the base SLO."""
     workload = load(SHARED / "released_traces" / f"trace{trace}.json")
-    seconds, gpus, stages = measured_s(), ORDER[cluster], workload.stage_names
+    seconds, gpus, stages = measured_s(lost_digits), ORDER[cluster], workload.stage_names
     lengths = zip(workload.input_tokens.tolist(), workload.output_tokens.tolist(), strict=True)
     prefill_s = np.array([[seconds[gpu, i, o] - o * DECODE_S[gpu] for gpu in gpus] for i, o in lengths])
     medians = np.array([CHESS_STANDARD[stage][:2] for stage in stages], np.float64).T
@@ -159,12 +161,12 @@ def remaining_s(workload, mean_s: dict[str, float]) -> np.ndarray:
 
 
 @cache
-def deviations() -> dict[tuple[str, str], np.ndarray]:
+def deviations(lost_digits: int | None = LOST_DIGITS) -> dict[tuple[str, str], np.ndarray]:
     """(policy, idle step in ms) -> float64[runs, metrics]: ours over the printed figure, less 1."""
     found = defaultdict(list)
     with RUNS.open() as file:
         for run in csv.DictReader(file):
-            workload, prefill_s, estimates, base_slo = case(run["cluster"], int(run["trace"]))
+            workload, prefill_s, estimates, base_slo = case(run["cluster"], int(run["trace"]), lost_digits)
             assert base_slo == pytest.approx(float(run["slo_base_s"]), abs=0.005)
             policy = load_policy({"name": run["policy"]} | POLICIES[run["policy"]])
             if run["alpha"]:
@@ -201,6 +203,18 @@ def test_idle_step_as_written(policy):
     tolerance = 0.05 if policy == "vtc" else 0.002
     found = deviations()[policy, "0.1"]
     assert np.abs(found).max() <= tolerance, found
+
+
+@published
+def test_idle_step_as_written_from_the_figures_as_they_are():
+    """No digit filled in. Round robin + FCFS is exact; where ties are lost, runs part, but not the average over them."""
+    found = deviations(None)
+    assert np.abs(found["vllm (RR+FCFS)", "0.1"]).max() <= 0.001
+    rows = np.concatenate([found[policy, "0.1"] for policy in ("as_released WB+FCFS", "as_released WB+PQ")])
+    assert len(rows) == 23
+    assert (np.abs(rows).max(axis=1) <= 0.05).mean() >= 0.6  # 15 of 23
+    assert np.abs(rows).max() <= 0.16
+    assert np.abs(rows.mean(axis=0)).max() <= 0.03
 
 
 @published
