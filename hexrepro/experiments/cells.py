@@ -23,6 +23,7 @@ from hexrepro.experiments.cache import code_version, fingerprint, write_atomical
 from hexrepro.report.metrics import quantile
 from hexrepro.scheduling import Policy
 from hexrepro.simulator import EngineOptions
+from hexrepro.simulator.results import INSTANCE_COUNTS
 from hexrepro.workload.types import Workload
 
 _META = b"hexrepro"
@@ -227,14 +228,7 @@ def _instances(cell: Cell, grid) -> pa.Table:
         "utilisation": grid.busy_s / grid.makespan_s[:, None],
         "busy_s": grid.busy_s,
     }
-    for name in (
-        "steps",
-        "preemptions",
-        "prefill_tokens",
-        "decode_tokens",
-        "cached_tokens",
-        "peak_kv_blocks",
-    ):
+    for name in INSTANCE_COUNTS:
         columns[name] = getattr(grid, name).astype(np.int64)
     return pa.table({name: x.ravel() if isinstance(x, np.ndarray) else x for name, x in columns.items()})
 

@@ -14,7 +14,7 @@ from hexrepro.scheduling.estimates import Estimates, base_slo_s, cluster_means_s
 from hexrepro.scheduling.policy import Policy, load_policy
 from hexrepro.scheduling.views import instance_views
 from hexrepro.simulator.loop import BAD_INSTANCE, BAD_KEY, DONE, simulate_one
-from hexrepro.simulator.results import GridResult, Result
+from hexrepro.simulator.results import INSTANCE_COUNTS, GridResult, Result
 from hexrepro.simulator.state import NONE, QUERY, STAGE, TASK, Load, Memory, Options, allocate
 from hexrepro.workload.types import Workload
 
@@ -165,7 +165,7 @@ def simulate_grid(
     n, instances = workload.n_calls, len(views)
     kept = n if detail else 0
     query_end_s = np.empty((runs, workload.n_queries))
-    totals = np.empty((runs, instances, 7))
+    totals = np.empty((runs, instances, 1 + len(INSTANCE_COUNTS)))
     times = np.empty((6, runs, kept))
     counts = np.empty((3, runs, kept), np.int32)
 
@@ -202,20 +202,11 @@ def simulate_grid(
         names = ("release_s", "admit_s", "first_token_s", "call_finish_s", "budget_s", "estimate_s")
         detailed = dict(zip(names, times, strict=True))
         detailed |= dict(zip(("instance", "call_cached_tokens", "call_preemptions"), counts, strict=True))
-    names = (
-        "busy_s",
-        "steps",
-        "preemptions",
-        "prefill_tokens",
-        "decode_tokens",
-        "cached_tokens",
-        "peak_kv_blocks",
-    )
     return GridResult(
         arrival_s=arrivals_s,
         finish_s=query_end_s,
         slo_s=np.broadcast_to(slo_s, query_end_s.shape),
-        **{name: totals[:, :, i] for i, name in enumerate(names)},
+        **{name: totals[:, :, i] for i, name in enumerate(("busy_s", *INSTANCE_COUNTS))},
         **detailed,
     )
 

@@ -4,6 +4,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
+# What is counted of each instance, in the order in which the kernel writes it; `busy_s` comes before these.
+INSTANCE_COUNTS = (
+    "steps",
+    "preemptions",
+    "prefill_tokens",
+    "decode_tokens",
+    "cached_tokens",
+    "peak_kv_blocks",
+)
+
 
 @dataclass(frozen=True, eq=False)
 class GridResult:
