@@ -5,14 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-INSTANCE_COUNTS = (
-    "steps",
-    "preemptions",
-    "prefill_tokens",
-    "decode_tokens",
-    "cached_tokens",
-    "peak_kv_blocks",
-)
+from hexrepro.simulator.results import INSTANCE_COUNTS
 
 
 @pytest.fixture

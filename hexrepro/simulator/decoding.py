@@ -17,7 +17,7 @@ ADMISSIONS = 1 << 32  # finish keys order by finish step, then by admission
 
 
 @kernel
-def join_decoding(mem, options, m, call, computed, steps):
+def join_decoding(mem, m, call, computed, steps):
     """Count a call among the decoding ones: `computed` KV tokens when the step counter stands at `steps`."""
     at, state = mem.engines[m], mem.calls[call]
     key = state.finish_step * ADMISSIONS + state.admitted
@@ -53,9 +53,8 @@ def decode_s(mem, m, steps):
 def skip_to_next_event(mem, options, m, now):
     """Decode until the first call finishes, or until the blocks run out."""
     at = mem.engines[m]
-    if (
-        at.decoding == 0
-    ):  # nothing runs and the queue's head does not fit: `check_fits` refuses such calls beforehand
+    if at.decoding == 0:
+        # nothing runs and the queue's head does not fit; `check_fits` refuses such calls beforehand
         run_until(mem, m, np.inf)
         return
     steps = mem.slots[m, 0].key // ADMISSIONS - at.steps
@@ -104,10 +103,10 @@ def steps_until(mem, m, now):
 
 
 @kernel
-def interrupt(load, mem, options, m, call, now):
+def interrupt(mem, options, m, call, now):
     """A call has come to instance m: end a stretch of decode steps at the next boundary, unless it can't matter."""
     at = mem.engines[m]
-    if not at.skip or not at.busy or at.advance <= 1:
+    if not at.skip or at.advance <= 1:
         return
     if not options.fair:
         if at.running >= mem.views[m].max_num_seqs:

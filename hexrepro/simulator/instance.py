@@ -31,7 +31,6 @@ def begin_step(load, mem, options, m, now):
         if not at.busy:
             return
         at.busy = False
-        at.polled = False
         at.idle_since_s = now
         set_timer(mem.timers, m, np.inf)
         return
@@ -39,11 +38,10 @@ def begin_step(load, mem, options, m, now):
     at.fresh = 0
     at.skip = False
     at.blocked = False
-    if options.idle_poll_s > 0.0 and not at.busy and not at.polled:
+    if options.idle_poll_s > 0.0 and not at.busy:
         _wait_for_poll(mem, options, m, now)
         return
     at.busy = True
-    at.polled = True
     while not _plan_step(load, mem, options, m, now):
         pass
 
@@ -130,7 +128,6 @@ def _wait_for_poll(mem, options, m, now):
     at = mem.engines[m]
     polls = math.ceil((now - at.idle_since_s) / options.idle_poll_s)
     at.busy = True
-    at.polled = True
     at.advance = 0
     at.scheduled = 0
     run_until(mem, m, max(now, at.idle_since_s + polls * options.idle_poll_s))
@@ -164,7 +161,7 @@ def end_step(load, mem, options, m):
         view.prefill_tokens = max(0.0, view.prefill_tokens - state.prefill_left)
         state.prefill_left = 0.0
         state.finish_step = at.steps + load.tasks[call].output_tokens - state.generated
-        join_decoding(mem, options, m, call, state.computed, at.steps)
+        join_decoding(mem, m, call, state.computed, at.steps)
 
 
 @inlined

@@ -10,6 +10,8 @@ less than its whole template, and no two calls compute the same block at a time.
 all that was computed behind it, so it is evicted after it.
 """
 
+import numpy as np
+
 from hexrepro.compiled import inlined, kernel
 from hexrepro.simulator.state import NONE, ONE, ZERO
 
@@ -88,30 +90,41 @@ def segment_node(load, segment, m):
 
 
 @kernel
+def _template_blocks(load, call, shift):
+    """Full blocks of the call's template; 0 without one."""
+    return load.tasks[call].first_end >> shift
+
+
+@kernel
+def _context_blocks(load, call, shift):
+    """Full blocks of the call's context, those that lie behind its template's; 0 without one."""
+    if load.tasks[call].second_segment == NONE:
+        return ZERO
+    return (load.tasks[call].second_end >> shift) - _template_blocks(load, call, shift)
+
+
+@kernel
 def lookup(load, nodes, m, call, known, shift):
     """The cached prefix of a waiting call: (blocks hit, how many of them lie in the free queue).
 
     Only full blocks hit, and never the last known token: vLLM recomputes it for its logits.
     """
-    hit = in_queue = template_blocks = ZERO
-    if load.tasks[call].first_segment != NONE:
-        template_blocks = load.tasks[call].first_end >> shift
-        if template_blocks > 0:
-            node = segment_node(load, load.tasks[call].first_segment, m)
-            hit = nodes[node].cached
-            if nodes[node].holders == 0:
-                in_queue = hit
-            if hit < template_blocks:
-                return hit, in_queue
-    if load.tasks[call].second_segment != NONE:
-        context_blocks = (load.tasks[call].second_end >> shift) - template_blocks
-        if context_blocks > 0:
-            node = segment_node(load, load.tasks[call].second_segment, m)
-            hit += nodes[node].cached
-            if nodes[node].holders == 0:
-                in_queue += nodes[node].cached
-            if nodes[node].cached < context_blocks:
-                return hit, in_queue
+    hit = in_queue = ZERO
+    template_blocks, context_blocks = _template_blocks(load, call, shift), _context_blocks(load, call, shift)
+    if template_blocks > 0:
+        node = segment_node(load, load.tasks[call].first_segment, m)
+        hit = np.int64(nodes[node].cached)
+        if nodes[node].holders == 0:
+            in_queue = hit
+        if hit < template_blocks:
+            return hit, in_queue
+    if context_blocks > 0:
+        node = segment_node(load, load.tasks[call].second_segment, m)
+        hit += nodes[node].cached
+        if nodes[node].holders == 0:
+            in_queue += nodes[node].cached
+        if nodes[node].cached < context_blocks:
+            return hit, in_queue
     own = min(nodes[call].cached, ((known - 1) >> shift) - hit)
     return hit + own, in_queue + own
 
@@ -119,7 +132,7 @@ def lookup(load, nodes, m, call, known, shift):
 @inlined
 def adopt(load, engine, nodes, m, call, shift):
     """Take the cached prefix of a call that is admitted out of the free queue, and hold its shared segments."""
-    if load.tasks[call].first_segment != NONE and load.tasks[call].first_end >> shift > 0:
+    if _template_blocks(load, call, shift) > 0:
         _hold(engine, nodes, segment_node(load, load.tasks[call].first_segment, m))
     if _context_blocks(load, call, shift) > 0:
         _hold(engine, nodes, segment_node(load, load.tasks[call].second_segment, m))
@@ -130,23 +143,15 @@ def adopt(load, engine, nodes, m, call, shift):
 
 
 @kernel
-def _context_blocks(load, call, shift):
-    if load.tasks[call].second_segment == NONE:
-        return ZERO
-    return (load.tasks[call].second_end >> shift) - (load.tasks[call].first_end >> shift)
-
-
-@kernel
 def fill(load, nodes, m, call, computed, shift):
     """Hash the blocks of shared segments that are full once `computed` tokens are."""
     full = computed >> shift
-    template_blocks = load.tasks[call].first_end >> shift
-    if load.tasks[call].first_segment != NONE and template_blocks > 0:
+    template_blocks, context_blocks = _template_blocks(load, call, shift), _context_blocks(load, call, shift)
+    if template_blocks > 0:
         node = segment_node(load, load.tasks[call].first_segment, m)
         nodes[node].cached = max(nodes[node].cached, min(full, template_blocks))
-    if full > template_blocks and _context_blocks(load, call, shift) > 0:
+    if context_blocks > 0 and full > template_blocks:
         node = segment_node(load, load.tasks[call].second_segment, m)
-        context_blocks = (load.tasks[call].second_end >> shift) - template_blocks
         nodes[node].cached = max(nodes[node].cached, min(full - template_blocks, context_blocks))
 
 
@@ -159,16 +164,11 @@ def release(load, engine, nodes, m, call, computed, caching, shift):
         return
     full = computed >> shift
     engine.plain += held - full  # the last block, if it is not full, has no hash
-    shared = ZERO
-    if load.tasks[call].second_segment != NONE:
-        shared = load.tasks[call].second_end >> shift
-    elif load.tasks[call].first_segment != NONE:
-        shared = load.tasks[call].first_end >> shift
-    own = full - min(full, shared)
-    nodes[call].cached = own
+    template_blocks, context_blocks = _template_blocks(load, call, shift), _context_blocks(load, call, shift)
+    nodes[call].cached = full - min(full, template_blocks + context_blocks)
     nodes[call].holders = 1
     _let_go(engine, nodes, call)
-    if _context_blocks(load, call, shift) > 0:
+    if context_blocks > 0:
         _let_go(engine, nodes, segment_node(load, load.tasks[call].second_segment, m))
-    if load.tasks[call].first_segment != NONE and load.tasks[call].first_end >> shift > 0:
+    if template_blocks > 0:
         _let_go(engine, nodes, segment_node(load, load.tasks[call].first_segment, m))

@@ -171,7 +171,7 @@ def _dispatch(
     if options.fair:
         _charge_until(load, mem, options, m, now)
     enqueue(load, mem, options, m, call, True)
-    interrupt(load, mem, options, m, call, now)
+    interrupt(mem, options, m, call, now)
     return DONE, m
 
 

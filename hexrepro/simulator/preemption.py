@@ -130,4 +130,4 @@ def _rebuild(load, mem, options, m, running, scheduled):
         elif scheduled > 0:  # after this step the counter will have moved on, the call will not
             state.finish_step += 1
             join += 1
-        join_decoding(mem, options, m, call, mem.order[i].computed, join)
+        join_decoding(mem, m, call, mem.order[i].computed, join)

@@ -48,10 +48,9 @@ ENGINE = np.dtype(
         # the step in progress
         ("start_s", np.float64),
         ("end_s", np.float64),
-        ("busy", np.bool_),  # inside a step
+        ("busy", np.bool_),  # has work: inside a step, or waiting out its idle poll
         ("ready", np.bool_),  # listed to start a step at the present time
         ("skip", np.bool_),  # `advance` decode steps in one go, their blocks not yet taken
-        ("polled", np.bool_),  # has waited out its idle poll
         ("blocked", np.bool_),  # planned while the head of the queue did not fit
         ("advance", np.int64),  # decode steps in it (0 while prefill_first computes a prompt)
         ("scheduled", np.int64),  # sequences that decode in it

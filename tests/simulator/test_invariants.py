@@ -22,6 +22,7 @@ from hexrepro.scheduling.estimates import ESTIMATORS
 from hexrepro.scheduling.rules import dispatch_rule
 from hexrepro.scheduling.views import CALL, INSTANCE, instance_views
 from hexrepro.simulator import EngineOptions, GridResult, Result, simulate, simulate_grid
+from hexrepro.simulator.results import INSTANCE_COUNTS
 from hexrepro.workload import arrival_times, generate
 from hexrepro.workload.types import Workload
 from tests.strategies import batching, clusters, dyadic, prefix_caching, pressed_runs, runs, workloads
@@ -394,15 +395,7 @@ def test_replay_of_a_record_gives_the_run_again(drawn, policy: str) -> None:
     again = run((flat, cluster, mode, caching), Policy("replay", f"{__name__}:as_recorded", "fcfs", where))
     for name in ("instance", *CALL_TIMES, "call_cached_tokens", "call_preemptions"):
         assert (getattr(again, name) == getattr(result, name)[order]).all(), name
-    for name in (
-        "busy_s",
-        "steps",
-        "preemptions",
-        "prefill_tokens",
-        "decode_tokens",
-        "cached_tokens",
-        "peak_kv_blocks",
-    ):
+    for name in ("busy_s", *INSTANCE_COUNTS):
         assert (getattr(again, name) == getattr(result, name)).all(), name
 
 
