@@ -46,7 +46,8 @@ def decode_s(mem, m, steps):
     """Seconds of `steps` decode steps in a row; the KV read grows by one token a sequence and step."""
     at, view = mem.engines[m], mem.views[m]
     kv_tokens = float(at.kv_tokens) * steps + float(at.decoding) * (0.5 * steps * (steps - 1.0))
-    return steps * (view.base_s + view.sequence_s * at.decoding) + view.kv_token_s * kv_tokens
+    plain_s = steps * (view.base_s + view.sequence_s * at.decoding) + view.kv_token_s * kv_tokens
+    return at.slowdown * plain_s
 
 
 @inlined
@@ -92,7 +93,7 @@ def steps_until(mem, m, now):
     at, view = mem.engines[m], mem.views[m]
     quadratic = 0.5 * view.kv_token_s * at.decoding
     linear = view.base_s + view.sequence_s * at.decoding + view.kv_token_s * at.kv_tokens - quadratic
-    elapsed = now - at.start_s
+    elapsed = (now - at.start_s) / at.slowdown
     guess = 2.0 * elapsed / (linear + math.sqrt(linear * linear + 4.0 * quadratic * elapsed))
     steps = max(1, math.ceil(guess))
     while steps > 1 and at.start_s + decode_s(mem, m, steps - 1) >= now:  # mend what rounding did to the root

@@ -15,7 +15,7 @@ from hexrepro.scheduling.policy import Policy, load_policy
 from hexrepro.scheduling.views import instance_views
 from hexrepro.simulator.loop import BAD_INSTANCE, BAD_KEY, DONE, simulate_one
 from hexrepro.simulator.results import INSTANCE_COUNTS, GridResult, Result
-from hexrepro.simulator.state import NONE, QUERY, STAGE, TASK, Load, Memory, Options, allocate
+from hexrepro.simulator.state import NONE, QUERY, STAGE, STARTED, TASK, Load, Memory, Options, allocate
 from hexrepro.workload.types import Workload
 
 BATCHING = ("chunked", "prefill_first")
@@ -51,6 +51,23 @@ class EngineOptions:
             raise InputError(
                 f"engine: idle_poll_s={self.idle_poll_s!r} must be 0 or a positive number of seconds"
             )
+
+
+@dataclass(frozen=True, eq=False)
+class Start:
+    """Where a run begins that does not begin on an idle cluster.
+
+    at_s     when, in seconds; queries that arrived before are under way
+    calls    STARTED[k], the calls that have been dispatched by then: they have finished (all their tokens are generated), run
+             or wait at an instance; the running ones in order of admission, and before those that wait
+    closed   bool[M], instances that finish what they have and take no new calls; None: all take calls
+    warm     the templates are in every instance's prefix cache
+    """
+
+    at_s: float
+    calls: np.ndarray
+    closed: np.ndarray | None = None
+    warm: bool = True
 
 
 def simulate(
@@ -97,13 +114,14 @@ def simulate_grid(
     engine: EngineOptions = EngineOptions(),
     estimates: Estimates | str = "median",
     prefill_s: np.ndarray | None = None,
+    start: Start | None = None,
     workers: int | None = None,
     detail: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> GridResult:
     """Simulate R runs of one workload under one policy, on all cores.
 
-    arrivals_s       float64[R, q], when the queries of each run arrive (ascending)
+    arrivals_s       float64[R, q], when the queries of each run arrive, in any order
     dispatch_params  float64[R, P], the dispatch rule's parameters of each run; the policy's own if None
     seeds            int64[R], for rules that draw at random; 0, 1, 2, ... if None
     base_slo         seconds; query i's SLO is base_slo * workload.slo_scale[i]. None: the standard workflow's length
@@ -111,6 +129,7 @@ def simulate_grid(
     prefill_s        float64[n, M], seconds that the prompt of each call takes on each instance, instead of what the latency
                      model says (`prefill_first` only). The released simulator takes a measured latency less the decode
                      steps' constant, which is below 0 for some calls: there, and so here, time runs back by that much
+    start            where the runs begin, if not on an idle cluster
     workers          threads; the number of usable cores if None. The result is the same to the bit whatever it is
     detail           record the times of every call, not only of every query
     progress         called with the number of runs that were finished since the last call
@@ -123,8 +142,9 @@ def simulate_grid(
         raise InputError(
             f"arrivals_s has shape {arrivals_s.shape}, but must be [runs, {workload.n_queries} queries]"
         )
-    if not np.isfinite(arrivals_s).all() or (np.diff(arrivals_s, axis=1) < 0).any() or (arrivals_s < 0).any():
-        raise InputError("arrivals_s must be finite, not negative and ascending in every run")
+    if not np.isfinite(arrivals_s).all() or (start is None and (arrivals_s < 0).any()):
+        raise InputError("arrivals_s must be finite and not negative")
+    order = np.argsort(arrivals_s, axis=1, kind="stable")
     runs = len(arrivals_s)
     seeds = np.arange(runs) if seeds is None else np.asarray(seeds)
     if seeds.shape != (runs,) or seeds.dtype.kind not in "iu":
@@ -137,31 +157,9 @@ def simulate_grid(
             f"dispatch_params has shape {dispatch_params.shape}, but must be finite numbers"
             f" [{runs} runs, {len(policy.dispatch_vector)} parameters of {policy.dispatch_rule.name}]"
         )
-    views = instance_views(cluster)
-    check_fits(workload, cluster, decode_blocks=engine.decode_blocks)
-    if base_slo is None:
-        base_slo = base_slo_s(workload, views, prefix_caching=engine.prefix_caching)
-    if not base_slo > 0:
-        raise InputError(f"base_slo={base_slo!r} must be a positive number of seconds")
-    if isinstance(estimates, str):
-        estimates = estimate(workload, views, estimator=estimates, prefix_caching=engine.prefix_caching)
-
-    slo_s = base_slo * workload.slo_scale
-    load = prepare(workload, estimates, views, engine.prefix_caching, policy.client)
+    views, slo_s, load, options = set_up(workload, cluster, policy, base_slo, engine, estimates)
     if prefill_s is not None:
         load = load._replace(prefill_s=_checked_prefill_s(prefill_s, workload.n_calls, len(views), engine))
-    fair = policy.queue_rule.fair
-    options = Options(
-        caching=engine.prefix_caching != "off",
-        prefill_first=engine.batching == "prefill_first",
-        finish_order=bool(engine.finish_order),
-        decode_blocks=engine.decode_blocks,
-        idle_poll_s=float(engine.idle_poll_s),
-        fair=fair,
-        input_weight=policy.queue_vector[0] if fair else 0.0,
-        output_weight=policy.queue_vector[1] if fair else 0.0,
-    )
-
     n, instances = workload.n_calls, len(views)
     kept = n if detail else 0
     query_end_s = np.empty((runs, workload.n_queries))
@@ -172,12 +170,12 @@ def simulate_grid(
     def work(begin: int, end: int) -> int:
         memory = allocate(load, views, options)
         status, where = _simulate_slice(
-            load, options, views, arrivals_s[begin:end], slo_s, policy.dispatch_rule, dispatch_params[begin:end],
+            load, options, views, arrivals_s[begin:end], order[begin:end], slo_s, policy.dispatch_rule, dispatch_params[begin:end],
             policy.queue_rule, policy.queue_vector, seeds[begin:end].astype(np.int64), memory, query_end_s[begin:end],
             totals[begin:end], times[:, begin:end], counts[:, begin:end],
         )  # fmt: skip
         if status != DONE:
-            raise InputError(_explain(status, int(where), policy, instances))
+            raise InputError(explain(status, int(where), policy, instances))
         return end - begin
 
     workers = workers or usable_cores()
@@ -208,6 +206,64 @@ def simulate_grid(
         slo_s=np.broadcast_to(slo_s, query_end_s.shape),
         **{name: totals[:, :, i] for i, name in enumerate(("busy_s", *INSTANCE_COUNTS))},
         **detailed,
+    )
+
+
+def set_up(
+    workload: Workload,
+    cluster: Cluster,
+    policy: Policy,
+    base_slo: float | None,
+    engine: EngineOptions,
+    estimates: Estimates | str,
+) -> tuple[np.ndarray, np.ndarray, Load, Options]:
+    """What every run of a workload needs: INSTANCE[M], the queries' SLOs float64[q], and the kernel's Load and Options."""
+    views = instance_views(cluster)
+    check_fits(workload, cluster, decode_blocks=engine.decode_blocks)
+    if base_slo is None:
+        base_slo = base_slo_s(workload, views, prefix_caching=engine.prefix_caching)
+    if not base_slo > 0:
+        raise InputError(f"base_slo={base_slo!r} must be a positive number of seconds")
+    if isinstance(estimates, str):
+        estimates = estimate(workload, views, estimator=estimates, prefix_caching=engine.prefix_caching)
+    load = prepare(workload, estimates, views, engine.prefix_caching, policy.client)
+    return views, base_slo * workload.slo_scale, load, kernel_options(engine, policy)
+
+
+def start_at(load: Load, start: Start) -> Load:
+    """The same load, its runs beginning at `start`."""
+    calls = np.ascontiguousarray(start.calls, STARTED)
+    instances = len(load.closed)
+    closed = np.zeros(instances, bool) if start.closed is None else np.asarray(start.closed, bool)
+    if closed.shape != (instances,) or closed.all():
+        raise InputError(f"start: closed={closed} must name some of the {instances} instances, not all of them")
+    for name, most in (("call", len(load.tasks)), ("instance", instances)):
+        if len(calls) and not (0 <= calls[name].min() and calls[name].max() < most):
+            raise InputError(f"start: calls[{name!r}] must lie in 0 to {most - 1}")
+    bad = (calls["generated"] < 0) | (calls["generated"] > load.tasks["output_tokens"][calls["call"]])
+    if bad.any():
+        worst = calls[np.argmax(bad)]
+        raise InputError(
+            f"start: call {worst['call']} has generated {worst['generated']} tokens, which must lie in 0 to its output of"
+            f" {load.tasks['output_tokens'][worst['call']]}"
+        )
+    if not np.isfinite(start.at_s):
+        raise InputError(f"start: at_s={start.at_s!r} must be a finite time in seconds")
+    return load._replace(started=calls, start_s=float(start.at_s), warm=bool(start.warm), closed=closed)
+
+
+def kernel_options(engine: EngineOptions, policy: Policy) -> Options:
+    """The engine's switches as the kernel reads them."""
+    fair = policy.queue_rule.fair
+    return Options(
+        caching=engine.prefix_caching != "off",
+        prefill_first=engine.batching == "prefill_first",
+        finish_order=bool(engine.finish_order),
+        decode_blocks=engine.decode_blocks,
+        idle_poll_s=float(engine.idle_poll_s),
+        fair=fair,
+        input_weight=policy.queue_vector[0] if fair else 0.0,
+        output_weight=policy.queue_vector[1] if fair else 0.0,
     )
 
 
@@ -290,6 +346,10 @@ def prepare(
         prefill_s=np.zeros((0, 0)),
         segments=_mark_segments(tasks, workload, prefix_caching),
         window=estimates.window,
+        started=np.zeros(0, STARTED),
+        start_s=0.0,
+        warm=False,
+        closed=np.zeros(len(views), bool),
     )
 
 
@@ -321,7 +381,7 @@ def _slices(runs: int, calls: int, workers: int) -> list[tuple[int, int]]:
     return [(begin, min(begin + size, runs)) for begin in range(0, runs, size)]
 
 
-def _explain(status: int, where: int, policy: Policy, instances: int) -> str:
+def explain(status: int, where: int, policy: Policy, instances: int) -> str:
     if status == BAD_INSTANCE:
         return (
             f"policy {policy.name}: dispatch rule {policy.dispatch} chose a place outside the cluster for call {where};"
@@ -336,12 +396,12 @@ def _explain(status: int, where: int, policy: Policy, instances: int) -> str:
 
 @njit(_nrt=False)
 def _simulate_slice(
-    load: Load, options: Options, views, arrivals_s, slo_s, dispatch, params, queue, queue_params, seeds,
+    load: Load, options: Options, views, arrivals_s, order, slo_s, dispatch, params, queue, queue_params, seeds,
     mem: Memory, query_end_s, totals, times, counts,
 ):  # fmt: skip
     for r in range(len(arrivals_s)):
         status, where = simulate_one(
-            load, options, views, arrivals_s[r], slo_s, dispatch, params[r], queue, queue_params, seeds[r], mem,
+            load, options, views, arrivals_s[r], order[r], slo_s, dispatch, params[r], queue, queue_params, seeds[r], mem,
             query_end_s[r],
         )  # fmt: skip
         if status != DONE:

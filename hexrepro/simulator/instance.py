@@ -13,7 +13,14 @@ import numpy as np
 
 from hexrepro.compiled import inlined, kernel
 from hexrepro.simulator import fairness
-from hexrepro.simulator.decoding import ADMISSIONS, decode_blocks, join_decoding, skip_to_next_event
+from hexrepro.simulator.decoding import (
+    ADMISSIONS,
+    decode_blocks,
+    decode_s,
+    join_decoding,
+    skip_to_next_event,
+    steps_until,
+)
 from hexrepro.simulator.heaps import pop_finish, set_timer
 from hexrepro.simulator.kv import blocks, free_blocks, release, take
 from hexrepro.simulator.preemption import step_under_pressure
@@ -117,7 +124,7 @@ def _compose(load, mem, options, m, now, need, chunk, fits):
     if options.prefill_first and len(load.prefill_s) > 0:
         run_until(mem, m, max(now, mem.calls[call].release_s) + load.prefill_s[call, m])
     else:
-        run_until(mem, m, now + step_s(view, prefill, context, sequences, kv_tokens))
+        run_until(mem, m, now + at.slowdown * step_s(view, prefill, context, sequences, kv_tokens))
     at.prefill_tokens += prefill
     note_peak(mem, m)
 
@@ -191,3 +198,26 @@ def next_finished(load, mem, options, m):
     kv_estimate = load.tasks[call].input_tokens + state.output_estimate
     view.kv_tokens = view.kv_tokens - kv_estimate if outstanding > 0 else 0.0
     return call
+
+
+@kernel
+def change_speed(load, mem, options, m, slowdown, now):
+    """From its next step on, instance m takes `slowdown` times as long as its latency model says.
+
+    Of a stretch of decode steps, those before the one in progress are booked, and that one ends as it began.
+    """
+    at = mem.engines[m]
+    if at.skip:
+        done = steps_until(mem, m, now) - ONE
+        start_s = at.start_s + decode_s(mem, m, done)
+        last_s = decode_s(mem, m, done + ONE) - decode_s(mem, m, done)
+        if done > 0:
+            at.advance = done
+            at.end_s = start_s
+            end_step(load, mem, options, m)
+        at.skip = True
+        at.advance = ONE
+        at.scheduled = at.decoding
+        at.start_s = start_s
+        run_until(mem, m, start_s + last_s)
+    at.slowdown = slowdown

@@ -84,6 +84,15 @@ def _let_go(engine, nodes, i):
 
 
 @kernel
+def store(engine, nodes, i, count):
+    """Cache `count` plain blocks as an empty node's content, held by nobody."""
+    engine.plain -= count
+    nodes[i].cached = count
+    nodes[i].holders = 1
+    _let_go(engine, nodes, i)
+
+
+@kernel
 def segment_node(load, segment, m):
     """Shared segments come behind the calls' own nodes, one a segment and instance."""
     return len(load.tasks) + m * load.segments + segment

@@ -16,7 +16,7 @@ from hexrepro.simulator.decoding import decode_s, interrupt, steps_until
 from hexrepro.simulator.heaps import first_timer, pop, push, set_timer
 from hexrepro.simulator.instance import begin_step, end_step, next_finished
 from hexrepro.simulator.state import NONE, ZERO
-from hexrepro.simulator.waiting import enqueue
+from hexrepro.simulator.start import place, resume
 
 DONE, STUCK, BAD_INSTANCE, BAD_KEY = 0, 1, 2, 3
 _MIN_HISTORY = 5  # finished calls of a stage before their median replaces the prior
@@ -24,25 +24,67 @@ _MIN_HISTORY = 5  # finished calls of a stage before their median replaces the p
 
 @kernel
 def simulate_one(
-    load, options, views, arrival_s, slo_s, dispatch, params, queue, queue_params, seed, mem, query_end_s
+    load, options, views, arrival_s, order, slo_s, dispatch, params, queue, queue_params, seed, mem, query_end_s
 ):
     """Run one simulation; fills `mem` and query_end_s[q]. Returns DONE, or what went wrong and the call it went wrong at."""
+    begin(load, options, views, mem)
+    return advance(
+        load,
+        options,
+        arrival_s,
+        order,
+        slo_s,
+        dispatch,
+        params,
+        queue,
+        queue_params,
+        seed,
+        mem,
+        query_end_s,
+        np.inf,
+    )
+
+
+@kernel
+def begin(load, options, views, mem):
+    """Wipe the memory, and put the calls that are under way at the start in their places."""
     _reset(load, views, mem)
-    calls, timers = mem.calls, mem.timers
+    resume(load, options, mem)
+
+
+@kernel
+def advance(
+    load,
+    options,
+    arrival_s,
+    order,
+    slo_s,
+    dispatch,
+    params,
+    queue,
+    queue_params,
+    seed,
+    mem,
+    query_end_s,
+    until_s,
+):
+    """Go through all events up to and including `until_s`; `order` lists the queries as they arrive. Returns as
+    `simulate_one`."""
+    calls, timers, clock = mem.calls, mem.timers, mem.clock[0]
     leaves = len(timers) >> 1
-    released = NONE  # heap of calls that are released, or will be at their key
-    unfinished = len(load.tasks)
-    next_query = 0
-    sequence = releases = ZERO
+    released, unfinished, next_query = clock.released, clock.unfinished, clock.next_query
+    sequence, releases = clock.sequence, clock.releases
     queries = len(arrival_s)
     while unfinished > 0:
         now = timers[1]
         if next_query < queries:
-            now = min(now, arrival_s[next_query])
+            now = min(now, arrival_s[order[next_query]])
         if released != NONE:
             now = min(now, calls[released].key)
         if now == np.inf:
             return STUCK, unfinished
+        if now > until_s:
+            break
         starting = 0
         # 1. steps end, calls finish, queries arrive
         while timers[1] <= now:
@@ -67,10 +109,11 @@ def simulate_one(
             mem.engines[m].ready = True
             mem.ready[starting] = m
             starting += 1
-        while next_query < queries and arrival_s[next_query] <= now:
-            for call in range(load.queries[next_query].begin, load.queries[next_query].end):
-                if load.tasks[call].prerequisites == 0:
-                    released = _release(load, options, calls, released, call, releases, arrival_s[next_query])
+        while next_query < queries and arrival_s[order[next_query]] <= now:
+            query = order[next_query]
+            for call in range(load.queries[query].begin, load.queries[query].end):
+                if calls[call].missing == 0:
+                    released = _release(load, options, calls, released, call, releases, arrival_s[query])
                     releases += 1
             next_query += 1
         # 2. released calls are dispatched
@@ -102,6 +145,8 @@ def simulate_one(
         # 3. steps begin
         for i in range(starting):
             begin_step(load, mem, options, mem.ready[i], now)
+    clock.released, clock.unfinished, clock.next_query = released, unfinished, next_query
+    clock.sequence, clock.releases = sequence, releases
     return DONE, NONE
 
 
@@ -145,34 +190,42 @@ def _dispatch(
     view.draw[1] = uniform(seed, 2 * sequence + 1)
     _estimate_everywhere(load, mem, view)
 
-    m = dispatch(view, mem.t_comp_s, mem.views, params)
-    if m < 0 or m >= len(mem.views):
-        return BAD_INSTANCE, m
+    if mem.clock[0].closed == 0:
+        m = dispatch(view, mem.t_comp_s, mem.views, params)
+        if m < 0 or m >= len(mem.views):
+            return BAD_INSTANCE, m
+    else:
+        m = _among_open(mem, view, dispatch, params)
+        if m < 0:
+            return BAD_INSTANCE, m
     view.instance = m
     view.t_comp_s = mem.t_comp_s[m]
     state.key = queue(view, queue_params)
     if math.isnan(state.key):
         return BAD_KEY, m
-
-    at, instance = mem.engines[m], mem.views[m]
-    state.seq = at.enqueued
-    at.enqueued += 1
-    state.instance = m
-    state.known = task.input_tokens
-    state.estimate_s = view.t_comp_s
-    state.budget_s = view.budget_s
     state.output_estimate = view.output_tokens
     state.prefill_left = view.input_tokens - view.cached_tokens
-    instance.prefill_tokens += state.prefill_left
-    instance.output_tokens += view.output_tokens
-    instance.kv_tokens += view.input_tokens + view.output_tokens
-    instance.outstanding_s += state.estimate_s
-    instance.dispatched_s += state.estimate_s
+    state.estimate_s = view.t_comp_s
+    state.budget_s = view.budget_s
     if options.fair:
         _charge_until(load, mem, options, m, now)
-    enqueue(load, mem, options, m, call, True)
+    place(load, mem, options, m, call)
     interrupt(mem, options, m, call, now)
     return DONE, m
+
+
+@kernel
+def _among_open(mem, view, dispatch, params):
+    """Let the rule choose among the instances that take new calls: the others are not there for it."""
+    count = 0
+    for m in range(len(mem.views)):
+        if mem.engines[m].open:
+            mem.open_at[count] = m
+            mem.open_views[count] = mem.views[m]
+            mem.open_s[count] = mem.t_comp_s[m]
+            count += 1
+    chosen = dispatch(view, mem.open_s[:count], mem.open_views[:count], params)
+    return mem.open_at[chosen] if 0 <= chosen < count else NONE
 
 
 @kernel
@@ -200,7 +253,7 @@ def _charge_until(load, mem, options, m, now):
     done = ZERO
     if at.skip:
         done = steps_until(mem, m, now)
-        if at.start_s + decode_s(mem, m, done) > now:
+        if done >= at.advance or at.start_s + decode_s(mem, m, done) > now:
             done -= 1
     fairness.charge(load, mem, options, m, done)
 
@@ -281,3 +334,7 @@ def _reset(load, views, mem):
         mem.timers[i] = np.inf
     for i in range(len(load.stages)):
         mem.stages[i] = load.stages[i]
+    clock = mem.clock[0]
+    clock.released = NONE
+    clock.unfinished = len(load.tasks)
+    clock.next_query = clock.sequence = clock.releases = clock.closed = 0

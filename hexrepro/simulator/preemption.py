@@ -59,7 +59,7 @@ def step_under_pressure(load, mem, options, m, now):
     note_peak(mem, m)
     if i == 0:
         return False
-    run_until(mem, m, now + step_s(view, prefill, context, i, kv_tokens))
+    run_until(mem, m, now + at.slowdown * step_s(view, prefill, context, i, kv_tokens))
     at.prefill_tokens += prefill
     return True
 

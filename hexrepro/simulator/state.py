@@ -56,6 +56,8 @@ ENGINE = np.dtype(
         ("scheduled", np.int64),  # sequences that decode in it
         ("fresh", np.int64),  # sequences whose prompt is complete at its end
         ("idle_since_s", np.float64),
+        ("slowdown", np.float64),  # a step takes so many times what the latency model says
+        ("open", np.bool_),  # takes new calls
         ("newest_s", np.float64),  # the latest release time of the calls admitted so far
         # the batch
         ("steps", np.int64),  # decode steps so far
@@ -151,6 +153,32 @@ STAGE = np.dtype(
     align=True,
 )
 
+# A call that has been dispatched when a run begins.
+STARTED = np.dtype(
+    [
+        ("call", np.int64),
+        ("instance", np.int64),
+        ("generated", np.int64),  # tokens so far: all = it has finished, 0 = it waits or computes its prompt
+        ("key", np.float64),
+        ("estimate_s", np.float64),
+        ("budget_s", np.float64),
+    ],
+    align=True,
+)
+
+# How far a run has come.
+CLOCK = np.dtype(
+    [
+        ("released", np.int64),  # heap of calls that are released, or will be at their key
+        ("next_query", np.int64),
+        ("unfinished", np.int64),  # calls
+        ("sequence", np.int64),  # calls dispatched
+        ("releases", np.int64),
+        ("closed", np.int64),  # instances that take no new calls
+    ],
+    align=True,
+)
+
 # A place in an instance's batch: an entry of the heap of decoding calls, and one of the list of the fresh.
 SLOT = np.dtype([("key", np.int64), ("call", np.int64), ("fresh", np.int64)], align=True)
 
@@ -183,6 +211,10 @@ class Load(NamedTuple):
     )  # float64[n, M] or [0, 0]: how long each prompt takes, instead of the latency model (prefill_first)
     segments: int  # shared prefix segments
     window: int  # of running medians; 0 = fixed beliefs
+    started: np.ndarray  # STARTED[k], see `engine.Start`
+    start_s: float  # when the run begins
+    warm: bool  # templates are in every instance's prefix cache by then
+    closed: np.ndarray  # bool[M], instances that take no new calls then
 
 
 class Options(NamedTuple):
@@ -220,6 +252,10 @@ class Memory(NamedTuple):
     recent: (
         np.ndarray
     )  # float64[S, 2, 2, window], recent input and output lengths: in order of arrival, and sorted
+    clock: np.ndarray  # CLOCK[1]
+    open_at: np.ndarray  # int64[M], the instances that take new calls, while some do not
+    open_views: np.ndarray  # INSTANCE[M], their views
+    open_s: np.ndarray  # float64[M], t_comp on them
     blank_call: np.ndarray  # CALL_STATE[1], as every call begins
     blank_engine: np.ndarray  # ENGINE[1], as every engine begins
 
@@ -246,8 +282,21 @@ def allocate(load: Load, views: np.ndarray, options: Options) -> Memory:
         order=np.zeros(batch, RUNNING),
         stages=np.zeros(stages, STAGE),
         recent=np.zeros((stages, 2, 2, max(load.window, 1))),
+        clock=np.zeros(1, CLOCK),
+        open_at=np.zeros(instances, np.int64),
+        open_views=np.zeros(instances, INSTANCE),
+        open_s=np.zeros(instances),
         blank_call=_blank(CALL_STATE, child=NONE, sibling=NONE, instance=NONE),
-        blank_engine=_blank(ENGINE, prefilling=NONE, oldest=NONE, newest=NONE, last_left=NONE, end_s=np.inf),
+        blank_engine=_blank(
+            ENGINE,
+            prefilling=NONE,
+            oldest=NONE,
+            newest=NONE,
+            last_left=NONE,
+            end_s=np.inf,
+            slowdown=1.0,
+            open=True,
+        ),
     )
 
 

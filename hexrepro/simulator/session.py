@@ -1,0 +1,176 @@
+"""One run that can be stopped, looked at, changed, copied and gone on with.
+
+`simulate` runs a workload to its end under one policy on a cluster that stays as it is. Here the cluster may change on the
+way, as may the dispatch rule's parameters: for experiments with a controller in the loop, such as the online tuner.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+
+from hexrepro.cluster.types import Cluster
+from hexrepro.compiled import njit
+from hexrepro.errors import InputError
+from hexrepro.scheduling.estimates import Estimates, cluster_means_s, estimate
+from hexrepro.scheduling.policy import Policy, load_policy
+from hexrepro.scheduling.views import instance_views
+from hexrepro.simulator.engine import EngineOptions, explain, set_up
+from hexrepro.simulator.instance import change_speed
+from hexrepro.simulator.loop import DONE, advance, begin
+from hexrepro.simulator.state import allocate
+from hexrepro.workload.types import Workload
+
+_SPEEDS = ("base_s", "prefill_token_s", "prefill_context_s", "sequence_s", "kv_token_s")
+
+
+class Simulation:
+    """A run in progress. Times are in seconds from the start of the workload's arrivals.
+
+    now_s      how far it has come: all events up to and including this time have happened
+    calls      what has become of each call: records with the fields of `state.CALL_STATE`, among them instance, release_s,
+               admit_s, first_token_s and finish_s (NaN while unknown)
+    finish_s   float64[q]: when each query finished; inf while it has not
+    params     float64[P]: the dispatch rule's parameters; may be changed between two calls of `advance`
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        cluster: Cluster,
+        policy: Policy | str,
+        *,
+        base_slo: float | None = None,
+        engine: EngineOptions = EngineOptions(),
+        estimates: Estimates | str = "median",
+        seed: int = 0,
+    ) -> None:
+        if not workload.has_arrivals:
+            raise InputError(
+                f"workload {workload.name!r} holds no arrival times: give it some with with_arrivals()"
+            )
+        self.workload, self.policy = workload, load_policy(policy)
+        self.params = self.policy.dispatch_vector
+        if isinstance(estimates, str):
+            estimates = estimate(
+                workload, instance_views(cluster), estimator=estimates, prefix_caching=engine.prefix_caching
+            )
+        self._estimates = estimates
+        self._views, self.slo_s, self._load, self._options = set_up(
+            workload, cluster, self.policy, base_slo, engine, estimates
+        )
+        self._arrival_s = np.ascontiguousarray(workload.arrival_s, np.float64)
+        self._order = np.argsort(self._arrival_s, kind="stable")
+        self._seed = np.int64(seed)
+        self._memory = allocate(self._load, self._views, self._options)
+        self._end_s = np.full(workload.n_queries, np.inf)
+        self.now_s = 0.0
+        _begin(self._load, self._options, self._views, self._memory)
+
+    @property
+    def calls(self) -> np.ndarray:
+        return self._memory.calls
+
+    @property
+    def instances(self) -> np.ndarray:
+        """INSTANCE[M]: what the scheduler sees of each instance."""
+        return self._memory.views
+
+    @property
+    def is_open(self) -> np.ndarray:
+        """bool[M]: which instances take new calls."""
+        return self._memory.engines["open"]
+
+    @property
+    def done(self) -> bool:
+        return int(self._memory.clock["unfinished"][0]) == 0
+
+    @property
+    def finish_s(self) -> np.ndarray:
+        finished = self.calls["finish_s"]
+        return np.where(
+            np.add.reduceat(np.isnan(finished), self.workload.query_offsets[:-1]) == 0, self._end_s, np.inf
+        )
+
+    def advance(self, until_s: float = np.inf) -> None:
+        """Go through all events up to and including `until_s`."""
+        if until_s < self.now_s:
+            raise InputError(f"until_s={until_s:g} lies before {self.now_s:g} s, where the run stands")
+        status, where = _advance(
+            self._load, self._options, self._arrival_s, self._order, self.slo_s, self.policy.dispatch_rule, self.params,
+            self.policy.queue_rule, self.policy.queue_vector, self._seed, self._memory, self._end_s, float(until_s),
+        )  # fmt: skip
+        if status != DONE:
+            raise InputError(explain(status, int(where), self.policy, len(self._views)))
+        self.now_s = float(until_s)
+
+    def close_instance(self, m: int) -> None:
+        """From now on instance m gets no new calls; it finishes those it has."""
+        if self.is_open.sum() == 1 and self.is_open[m]:
+            raise InputError(f"instance {m} is the last that takes calls: the cluster can't do without it")
+        self._set_open(m, False)
+
+    def open_instance(self, m: int) -> None:
+        """From now on instance m gets calls (again)."""
+        self._set_open(m, True)
+
+    def _set_open(self, m: int, value: bool) -> None:
+        self._memory.engines["open"][m] = value
+        self._memory.clock["closed"] = np.sum(~self.is_open)
+        self._renew_means()
+
+    def slow_down(self, m: int, factor: float) -> None:
+        """From its next step on, instance m takes `factor` times as long as its latency model says.
+
+        The scheduler does not know: see `believe`.
+        """
+        if not 0 < factor < np.inf:
+            raise InputError(f"instance {m}: factor={factor!r} must be a positive number")
+        _change_speed(self._load, self._options, self._memory, m, float(factor), self.now_s)
+
+    def believe(self, m: int, factor: float) -> None:
+        """The scheduler has learned that instance m takes `factor` times as long as its latency model says."""
+        for name in _SPEEDS:
+            self.instances[name][m] = self._views[name][m] * factor
+        kinds: dict[tuple, int] = {}
+        for view in self.instances:
+            key = (*(float(view[name]) for name in _SPEEDS), int(view["max_num_batched_tokens"]))
+            view["kind"] = kinds.setdefault(key, len(kinds))
+        self._renew_means()
+
+    def _renew_means(self) -> None:
+        """Take the cluster's mean times over the instances that are there, at the speed they are believed to have."""
+        known = self._estimates
+        there = np.ascontiguousarray(self.instances[self.is_open])
+        stage_s = cluster_means_s(there, known.input_median, known.cached_median, known.output_median)
+        self._load.tasks["stage_mean_s"] = stage_s[self.workload.stage]
+        self._load.tasks["remaining_s"] = (known.plan.remaining @ stage_s)[known.plan.position]
+
+    def fork(self) -> Simulation:
+        """A copy that goes its own way."""
+        other = copy.copy(self)
+        other.params = self.params.copy()
+        other._load = self._load._replace(tasks=self._load.tasks.copy())
+        other._memory = type(self._memory)(*(array.copy() for array in self._memory))
+        other._end_s = self._end_s.copy()
+        return other
+
+
+@njit(_nrt=False)
+def _begin(load, options, views, mem):
+    begin(load, options, views, mem)
+
+
+@njit(_nrt=False)
+def _advance(
+    load, options, arrival_s, order, slo_s, dispatch, params, queue, queue_params, seed, mem, end_s, until_s
+):
+    return advance(
+        load, options, arrival_s, order, slo_s, dispatch, params, queue, queue_params, seed, mem, end_s, until_s
+    )
+
+
+@njit(_nrt=False)
+def _change_speed(load, options, mem, m, slowdown, now):
+    change_speed(load, mem, options, m, slowdown, now)

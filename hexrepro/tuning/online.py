@@ -1,0 +1,283 @@
+"""The online tuner: it watches the tail latency, and when that degrades it replays the recent past for other alphas.
+
+A plain object: told what happens, asked for alpha. The simulator's loop and the gateway use the same one. It sees what a
+live coordinator sees: no true length of an unfinished call, no future arrival.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from scipy import stats
+
+from hexrepro.cluster.types import Cluster
+from hexrepro.errors import InputError
+from hexrepro.report.metrics import quantile
+from hexrepro.scheduling.policy import Policy
+from hexrepro.simulator.engine import EngineOptions
+from hexrepro.tuning.history import History
+from hexrepro.tuning.replay import BadWindow, make_replay, predicted_p95_s
+
+TRIGGERS = ("threshold", "test", "always")
+
+
+@dataclass(frozen=True)
+class OnlineOptions:
+    """How the tuner works. The paper gives the window; threshold, interval, margin and the rest are ours.
+
+    window_s       the history that is watched and replayed
+    candidates     alphas that are tried
+    seeds          replays of each: the first as recorded, the others with drawn gaps
+    interval_s     least time between two decisions
+    trigger        threshold: the window's P95 exceeds `threshold` times the reference. test: the window's latencies are
+                   greater than the reference window's (Mann-Whitney, level `level`). always: every `interval_s`
+    threshold      see trigger
+    rearm          hysteresis: after a decision the threshold trigger fires again once the P95 has been below `rearm` times the
+                   reference, or after `patience_s`
+    patience_s     see rearm
+    level          level of the tests
+    sure           move only when the paired gain over the present alpha is outside noise at `level` (t-test over seeds)
+    step           how far alpha moves towards the best candidate: 1 = all the way, 0.5 = half of it
+    race           give all candidates two seeds and the rest only to those that are not clearly worse
+    donors         finished queries kept beyond the window, to guess from
+    """
+
+    window_s: float = 100.0
+    candidates: tuple[float, ...] = tuple(np.linspace(0.0, 1.0, 21).round(6).tolist())
+    seeds: int = 8
+    interval_s: float = 20.0
+    trigger: str = "threshold"
+    threshold: float = 1.2
+    rearm: float = 1.1
+    patience_s: float = 100.0
+    level: float = 0.05
+    sure: bool = True
+    step: float = 1.0
+    race: bool = True
+    donors: int = 30
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "candidates", tuple(float(a) for a in self.candidates))
+        positive = ("window_s", "interval_s", "threshold", "rearm", "patience_s")
+        for name in positive:
+            value = getattr(self, name)
+            if not (isinstance(value, int | float) and 0 < value < math.inf):
+                raise InputError(f"tuner: {name}={value!r} must be a positive number")
+        for name, least in (("seeds", 2), ("donors", 1)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise InputError(f"tuner: {name}={value!r} must be a whole number of at least {least}")
+        for name in ("level", "step"):
+            if not 0 < getattr(self, name) <= 1:
+                raise InputError(f"tuner: {name}={getattr(self, name)!r} must lie above 0 and be at most 1")
+        if self.trigger not in TRIGGERS:
+            raise InputError(f"tuner: trigger={self.trigger!r} is unknown (one of: {', '.join(TRIGGERS)})")
+        if not self.candidates or not all(0 <= a <= 1 for a in self.candidates):
+            raise InputError(f"tuner: candidates={self.candidates} must be alphas between 0 and 1")
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What the tuner did at one time, and why. `predicted`: alpha -> (mean P95 in s, seeds it was simulated with)."""
+
+    time_s: float
+    reason: str
+    alpha_before: float
+    alpha: float
+    finished: int = 0
+    under_way: int = 0
+    arrivals: int = 0
+    tail_s: float = math.nan
+    reference_s: float = math.nan
+    predicted: dict[float, tuple[float, int]] = field(default_factory=dict)
+    cost_ms: float = 0.0
+
+    @property
+    def moved(self) -> bool:
+        return self.alpha != self.alpha_before
+
+
+class OnlineTuner:
+    """Feed `history` with events, keep `set_cluster` up to date, and call `step` now and then.
+
+    alpha        what the dispatch rule should use
+    decisions    all decisions so far, those that kept alpha for want of data among them
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        cluster: Cluster,
+        *,
+        options: OnlineOptions = OnlineOptions(),
+        engine: EngineOptions = EngineOptions(),
+        seed: int = 0,
+        workers: int = 1,
+    ) -> None:
+        if "alpha" not in policy.dispatch_rule.defaults:
+            raise InputError(f"tuner: policy {policy.name} has no parameter alpha to tune")
+        self.options, self.engine, self.policy = options, engine, policy
+        self.alpha = float(policy.dispatch_params.get("alpha", policy.dispatch_rule.defaults["alpha"]))
+        self.history = History()
+        self.decisions: list[Decision] = []
+        self._seed, self._workers = seed, workers
+        self._decided_s = -math.inf
+        self._reference: np.ndarray | None = None  # latencies of the window that others are held against
+        self._armed = True
+        self._clock_s = -math.inf
+        self.set_cluster(cluster)
+
+    def set_cluster(self, cluster: Cluster, closed: Sequence[bool] | None = None) -> None:
+        """The instances as the coordinator believes them to be, and which of them take no new calls."""
+        self._cluster = cluster
+        self._closed = np.zeros(len(cluster), bool) if closed is None else np.array(closed, bool)
+
+    def step(self, now_s: float) -> Decision | None:
+        """Decide if it is time to. Returns the decision; None when nothing asked for one."""
+        if now_s < self._clock_s:
+            return self._keep(now_s, f"the clock stepped back from {self._clock_s:g} s")
+        self._clock_s = now_s
+        self.history.forget(now_s - self.options.window_s, keep=self.options.donors)
+        if now_s - self._decided_s < self.options.interval_s:
+            return None
+        tail = self._latencies(now_s)
+        reason = self._trigger(tail, now_s)
+        return None if reason is None else self.decide(now_s, reason)
+
+    # ---- the trigger ---------------------------------------------------------------------------------------
+
+    def _latencies(self, now_s: float) -> np.ndarray:
+        """Latencies of the queries that finished in the window; one that is under way counts as long as it has lasted
+        once that is longer than any of them."""
+        done = [q.finish_s - q.arrival_s for q in self.history.finished_since(now_s - self.options.window_s)]
+        longest = max(done, default=0.0)
+        late = [age for q in self.history.open.values() if (age := now_s - q.arrival_s) > longest]
+        return np.array(done + late)
+
+    def _trigger(self, tail: np.ndarray, now_s: float) -> str | None:
+        """Why to decide now; None when all is well. Keeps the reference: the best window since the last decision."""
+        o = self.options
+        if o.trigger == "always":
+            return "interval"
+        if len(tail) < 5:
+            return None
+        p95_s = float(quantile(tail, 0.95))
+        if self._reference is None or p95_s < float(quantile(self._reference, 0.95)):
+            self._reference = tail
+        reference_s = float(quantile(self._reference, 0.95))
+        if p95_s <= o.rearm * reference_s or now_s - self._decided_s >= o.patience_s:
+            self._armed = True
+        if not self._armed:
+            return None
+        if o.trigger == "threshold":
+            worse = p95_s > o.threshold * reference_s
+            return f"P95 {p95_s:.1f} s > {o.threshold:g} x {reference_s:.1f} s" if worse else None
+        p = stats.mannwhitneyu(tail, self._reference, alternative="greater").pvalue
+        return f"latencies greater than in the reference window (p = {p:.2g})" if p < o.level else None
+
+    # ---- the decision --------------------------------------------------------------------------------------
+
+    def decide(self, now_s: float, reason: str = "asked") -> Decision:
+        """Replay the window for the candidates and move alpha if that helps."""
+        began = time.perf_counter()
+        o, history = self.options, self.history
+        rng = np.random.default_rng([self._seed, len(self.decisions)])
+        self._decided_s, self._armed = now_s, False
+        try:
+            replay = make_replay(
+                history,
+                now_s,
+                window_s=o.window_s,
+                seeds=o.seeds,
+                cluster=self._cluster,
+                closed=self._closed,
+                rng=rng,
+            )
+        except BadWindow as bad:
+            return self._keep(now_s, f"{reason}; kept: {bad}", began)
+        predicted = self._predict(replay)
+        alpha, verdict = self._choose(predicted)
+        tail = self._latencies(now_s)
+        known = self._reference is not None
+        decision = Decision(
+            time_s=now_s,
+            reason=f"{reason}; {verdict}",
+            alpha_before=self.alpha,
+            alpha=alpha,
+            finished=len(history.finished),
+            under_way=len(history.open),
+            arrivals=len(history.arrivals),
+            tail_s=float(quantile(tail, 0.95)) if len(tail) else math.nan,
+            reference_s=float(quantile(self._reference, 0.95)) if known else math.nan,
+            predicted={a: (float(p.mean()), len(p)) for a, p in predicted.items()},
+        )
+        if decision.moved:
+            self._reference = None  # another alpha has another tail
+        self.alpha = alpha
+        return self._log(decision, began)
+
+    def _keep(self, now_s: float, reason: str, began: float | None = None) -> Decision:
+        decision = Decision(
+            time_s=now_s,
+            reason=reason,
+            alpha_before=self.alpha,
+            alpha=self.alpha,
+            finished=len(self.history.finished),
+            under_way=len(self.history.open),
+            arrivals=len(self.history.arrivals),
+        )
+        return self._log(decision, began)
+
+    def _log(self, decision: Decision, began: float | None) -> Decision:
+        cost_ms = 0.0 if began is None else 1e3 * (time.perf_counter() - began)
+        self.decisions.append(replace(decision, cost_ms=cost_ms))
+        return self.decisions[-1]
+
+    def _predict(self, replay) -> dict[float, np.ndarray]:
+        """P95 of the replay for each candidate and the present alpha, float64[seeds] each (fewer for one that lost early)."""
+        o = self.options
+        alphas = sorted({*o.candidates, self.alpha})
+
+        def run(chosen: list[float], seeds: slice) -> np.ndarray:
+            return predicted_p95_s(
+                replay,
+                self.policy,
+                self._cluster,
+                chosen,
+                engine=self.engine,
+                seeds=seeds,
+                workers=self._workers,
+            )
+
+        if not o.race or o.seeds <= 2:
+            return dict(zip(alphas, run(alphas, slice(None)), strict=True))
+        first = run(alphas, slice(0, 2))
+        means = first.mean(axis=1)
+        kept = set(np.argsort(means, kind="stable")[: max(4, len(alphas) // 3)].tolist()) | {
+            alphas.index(self.alpha)
+        }
+        stay = sorted(kept)
+        rest = run([alphas[i] for i in stay], slice(2, None))
+        result = dict(zip(alphas, first, strict=True))
+        for i, more in zip(stay, rest, strict=True):
+            result[alphas[i]] = np.concatenate([first[i], more])
+        return result
+
+    def _choose(self, predicted: dict[float, np.ndarray]) -> tuple[float, str]:
+        o, now = self.options, predicted[self.alpha]
+        whole = {a: p for a, p in predicted.items() if len(p) == len(now)}
+        best = min(whole, key=lambda a: (whole[a].mean(), abs(a - self.alpha)))
+        gain = now - whole[best]
+        if best == self.alpha or gain.mean() <= 0:
+            return self.alpha, "the present alpha is the best"
+        if o.sure:
+            spread = gain.std(ddof=1) / math.sqrt(len(gain))
+            p = float(stats.t.sf(gain.mean() / spread, len(gain) - 1)) if spread > 0 else 0.0
+            if p >= o.level:
+                return self.alpha, f"alpha = {best:g} gains {gain.mean():.1f} s, within noise (p = {p:.2g})"
+        alpha = self.alpha + o.step * (best - self.alpha)
+        return round(alpha, 6), f"alpha = {best:g} gains {gain.mean():.1f} s of {now.mean():.1f} s"
