@@ -59,6 +59,8 @@ class Query:
     finish_s: float | None = None
     steps: np.ndarray | None = None  # STEP[k], once it has finished
     edges: np.ndarray | None = None  # int32[e, 2], (before, after)
+    # (stage, how many steps of that stage so far) -> depth; parallel calls are one step
+    places: dict[tuple[int, int], int] | None = None
 
 
 class History:
@@ -181,3 +183,13 @@ def _close(record: Query) -> None:
     )
     pairs = [(before, i) for i, c in enumerate(calls) for before in c.after]
     record.edges = np.array(pairs, np.int32).reshape(-1, 2)
+    record.places = places(calls)
+
+
+def places(calls: list[Call]) -> dict[tuple[int, int], int]:
+    """Where a query passed: (stage, 1 for its first step of that stage, 2 for the second, ...) -> depth."""
+    result, count = {}, {}
+    for depth, stage in sorted({(c.depth, c.stage) for c in calls}):
+        count[stage] = count.get(stage, 0) + 1
+        result[stage, count[stage]] = depth
+    return result

@@ -17,7 +17,7 @@ from hexrepro.report.metrics import quantile
 from hexrepro.scheduling.policy import Policy
 from hexrepro.simulator.engine import EngineOptions, Start, simulate_grid
 from hexrepro.simulator.state import STARTED
-from hexrepro.tuning.history import STEP, Call, History, Query
+from hexrepro.tuning.history import STEP, Call, History, Query, places
 from hexrepro.workload.dag import csr
 from hexrepro.workload.types import Workload
 
@@ -59,13 +59,13 @@ def make_replay(
     """The replay at `now_s`. Seed 0 takes the window's arrivals as they were (unless `recorded` is false), the others draw
     their gaps with replacement and shuffle the queries. Raises BadWindow."""
     since_s = now_s - window_s
-    donors = history.finished
-    if not donors:
+    finished = history.finished
+    if not finished:
         raise BadWindow("no query has finished yet")
-    lengths = _lengths(donors, len(history.stages))
+    donors, lengths = _Donors(finished), _lengths(finished, len(history.stages))
     generated = _Progress(history, cluster, now_s)
     under_way = [_complete(q, donors, lengths, generated, rng) for q in history.open.values()]
-    again = [_Part(q.steps, q.edges, q) for q in donors if q.arrival_s >= since_s]
+    again = [_Part(q.steps, q.edges, q) for q in finished if q.arrival_s >= since_s]
     again += [part for part in under_way if part.source.arrival_s >= since_s]
     if len(again) < 2:
         raise BadWindow(f"{len(again)} queries arrived in the last {window_s:g} s, at least 2 are needed")
@@ -155,7 +155,7 @@ def _draw_length(seen: np.ndarray, generated: int, rng: np.random.Generator) -> 
 
 def _complete(
     query: Query,
-    donors: Sequence[Query],
+    donors: _Donors,
     lengths: list[np.ndarray],
     generated: _Progress,
     rng: np.random.Generator,
@@ -177,7 +177,7 @@ def _complete(
     )
     edges = [(before, i) for i, c in enumerate(calls) for before in c.after]
     last = max((c.depth for c in calls), default=-1)
-    donor, depth = _donor(steps, last, donors, rng)
+    donor, depth = donors.draw(calls, rng)
     if donor is not None:
         rest = np.flatnonzero(donor.steps["depth"] > depth)
         ends = [i for i, c in enumerate(calls) if c.depth == last]
@@ -193,25 +193,30 @@ def _complete(
     return _Part(steps, np.array(edges, np.int32).reshape(-1, 2), query)
 
 
-def _donor(
-    steps: np.ndarray, last: int, donors: Sequence[Query], rng: np.random.Generator
-) -> tuple[Query | None, int]:
-    """A finished query that passed the place where this one stands, and the depth at which it did.
+class _Donors:
+    """Finished queries, found by the places that they passed."""
 
-    The place is the stage of the last step and how many steps of that stage there were; where nobody came as far, those
-    who came furthest count.
-    """
-    if last < 0:
-        return donors[rng.integers(len(donors))], -1
-    stage = int(steps["stage"][steps["depth"] == last][-1])
-    count = len(np.unique(steps["depth"][steps["stage"] == stage]))
-    passed = [(q, np.unique(q.steps["depth"][q.steps["stage"] == stage])) for q in donors]
-    furthest = min(count, max(len(depths) for _, depths in passed))
-    if furthest == 0:
-        return None, 0
-    passed = [(q, depths) for q, depths in passed if len(depths) >= furthest]
-    donor, depths = passed[rng.integers(len(passed))]
-    return donor, int(depths[furthest - 1])
+    def __init__(self, finished: Sequence[Query]) -> None:
+        self._all = finished
+        self._passed: dict[tuple[int, int], list[tuple[Query, int]]] = {}
+        for query in finished:
+            for place, depth in query.places.items():
+                self._passed.setdefault(place, []).append((query, depth))
+
+    def draw(self, calls: list[Call], rng: np.random.Generator) -> tuple[Query | None, int]:
+        """One that passed the place where a query with these calls stands, and the depth at which it did.
+
+        Where nobody came as far in that stage, one of those that came furthest; None where nobody was ever there.
+        """
+        if not calls:
+            return self._all[rng.integers(len(self._all))], -1
+        (stage, count), _ = max(places(calls).items(), key=lambda item: item[1])
+        while count > 0 and (stage, count) not in self._passed:
+            count -= 1
+        if count == 0:
+            return None, 0
+        passed = self._passed[stage, count]
+        return passed[rng.integers(len(passed))]
 
 
 def _workload(parts: Sequence[_Part], stages: Sequence) -> Workload:
