@@ -85,11 +85,14 @@ def read_day(spec: Mapping, cluster: Cluster) -> Day:
             _positive(f"day.phases[{i}].{field}", getattr(phase, field))
     for i, change in enumerate(changes):
         if change.event not in EVENTS:
-            raise InputError(f"day.changes[{i}].event={change.event} is unknown{suggest(change.event, EVENTS)}")
+            raise InputError(
+                f"day.changes[{i}].event={change.event} is unknown{suggest(change.event, EVENTS)}"
+            )
         _positive(f"day.changes[{i}].factor", change.factor)
         for field in ("at_s", "learned_after_s"):
-            if not getattr(change, field) >= 0:
-                raise InputError(f"day.changes[{i}].{field}={getattr(change, field)} must be 0 or more seconds")
+            value = getattr(change, field)
+            if not (isinstance(value, int | float) and value >= 0):
+                raise InputError(f"day.changes[{i}].{field}={value!r} must be 0 or more seconds")
     for what, given in [("day.away", name) for name in away] + [
         (f"day.changes[{i}].instance", change.instance) for i, change in enumerate(changes)
     ]:
@@ -204,10 +207,7 @@ def sliding(
     ends, latencies = finish_s[order], latency_s[order]
     first, last = np.searchsorted(ends, times_s - window_s), np.searchsorted(ends, times_s, side="right")
     return np.array(
-        [
-            np.quantile(latencies[a:b], p) if b - a >= 5 else np.nan
-            for a, b in zip(first, last, strict=True)
-        ]
+        [np.quantile(latencies[a:b], p) if b - a >= 5 else np.nan for a, b in zip(first, last, strict=True)]
     )
 
 

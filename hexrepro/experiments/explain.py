@@ -19,7 +19,7 @@ from hexrepro.paths import conf_dir
 def suggest(word: str, options: Iterable[str]) -> str:
     """'; did you mean X? (one of: ...)' for the end of a message."""
     options = sorted(str(o) for o in options if not str(o).startswith("_"))
-    near = difflib.get_close_matches(word, options, 2, 0.5)
+    near = difflib.get_close_matches(str(word), options, 2, 0.5)
     hint = f"; did you mean {' or '.join(near)}?" if near else ""
     return f"{hint} (one of: {', '.join(options)})"
 

@@ -62,12 +62,15 @@ class Start:
              or wait at an instance; the running ones in order of admission, and before those that wait
     closed   bool[M], instances that finish what they have and take no new calls; None: all take calls
     warm     the templates are in every instance's prefix cache
+    watched  a run ends when the first so many queries have finished; the others only keep the cluster busy, and count as
+             not finished. None: all of them
     """
 
     at_s: float
     calls: np.ndarray
     closed: np.ndarray | None = None
     warm: bool = True
+    watched: int | None = None
 
 
 def simulate(
@@ -158,11 +161,14 @@ def simulate_grid(
             f" [{runs} runs, {len(policy.dispatch_vector)} parameters of {policy.dispatch_rule.name}]"
         )
     views, slo_s, load, options = set_up(workload, cluster, policy, base_slo, engine, estimates)
+    if start is not None:
+        load = start_at(load, start)
     if prefill_s is not None:
         load = load._replace(prefill_s=_checked_prefill_s(prefill_s, workload.n_calls, len(views), engine))
     n, instances = workload.n_calls, len(views)
     kept = n if detail else 0
-    query_end_s = np.empty((runs, workload.n_queries))
+    # a query whose calls had all finished when the run begins keeps this
+    query_end_s = np.full((runs, workload.n_queries), 0.0 if start is None else float(start.at_s))
     totals = np.empty((runs, instances, 1 + len(INSTANCE_COUNTS)))
     times = np.empty((6, runs, kept))
     counts = np.empty((3, runs, kept), np.int32)
@@ -195,6 +201,7 @@ def simulate_grid(
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
 
+    query_end_s[:, load.watched :] = np.inf
     detailed = {}
     if detail:
         names = ("release_s", "admit_s", "first_token_s", "call_finish_s", "budget_s", "estimate_s")
@@ -236,7 +243,9 @@ def start_at(load: Load, start: Start) -> Load:
     instances = len(load.closed)
     closed = np.zeros(instances, bool) if start.closed is None else np.asarray(start.closed, bool)
     if closed.shape != (instances,) or closed.all():
-        raise InputError(f"start: closed={closed} must name some of the {instances} instances, not all of them")
+        raise InputError(
+            f"start: closed={closed} must name some of the {instances} instances, not all of them"
+        )
     for name, most in (("call", len(load.tasks)), ("instance", instances)):
         if len(calls) and not (0 <= calls[name].min() and calls[name].max() < most):
             raise InputError(f"start: calls[{name!r}] must lie in 0 to {most - 1}")
@@ -247,9 +256,14 @@ def start_at(load: Load, start: Start) -> Load:
             f"start: call {worst['call']} has generated {worst['generated']} tokens, which must lie in 0 to its output of"
             f" {load.tasks['output_tokens'][worst['call']]}"
         )
+    watched = len(load.queries) if start.watched is None else int(start.watched)
+    if not 1 <= watched <= len(load.queries):
+        raise InputError(f"start: watched={watched} must lie in 1 to {len(load.queries)} queries")
     if not np.isfinite(start.at_s):
         raise InputError(f"start: at_s={start.at_s!r} must be a finite time in seconds")
-    return load._replace(started=calls, start_s=float(start.at_s), warm=bool(start.warm), closed=closed)
+    return load._replace(
+        started=calls, start_s=float(start.at_s), warm=bool(start.warm), closed=closed, watched=watched
+    )
 
 
 def kernel_options(engine: EngineOptions, policy: Policy) -> Options:
@@ -350,6 +364,7 @@ def prepare(
         start_s=0.0,
         warm=False,
         closed=np.zeros(len(views), bool),
+        watched=workload.n_queries,
     )
 
 

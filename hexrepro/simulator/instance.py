@@ -207,8 +207,10 @@ def change_speed(load, mem, options, m, slowdown, now):
     Of a stretch of decode steps, those before the one in progress are booked, and that one ends as it began.
     """
     at = mem.engines[m]
-    if at.skip:
-        done = steps_until(mem, m, now) - ONE
+    if at.skip and at.advance > 1:
+        done = min(steps_until(mem, m, now), at.advance - ONE)
+        if at.start_s + decode_s(mem, m, done) > now:
+            done -= 1
         start_s = at.start_s + decode_s(mem, m, done)
         last_s = decode_s(mem, m, done + ONE) - decode_s(mem, m, done)
         if done > 0:

@@ -24,7 +24,19 @@ _MIN_HISTORY = 5  # finished calls of a stage before their median replaces the p
 
 @kernel
 def simulate_one(
-    load, options, views, arrival_s, order, slo_s, dispatch, params, queue, queue_params, seed, mem, query_end_s
+    load,
+    options,
+    views,
+    arrival_s,
+    order,
+    slo_s,
+    dispatch,
+    params,
+    queue,
+    queue_params,
+    seed,
+    mem,
+    query_end_s,
 ):
     """Run one simulation; fills `mem` and query_end_s[q]. Returns DONE, or what went wrong and the call it went wrong at."""
     begin(load, options, views, mem)
@@ -94,8 +106,8 @@ def advance(
                 call = next_finished(load, mem, options, m)
                 if call == NONE:
                     break
-                unfinished -= 1
                 task = load.tasks[call]
+                unfinished -= np.int64(task.query < load.watched)
                 query_end_s[task.query] = now  # times only grow: the last call to finish leaves its time
                 if load.window > 0:
                     _remember(load, mem, call)
@@ -113,7 +125,9 @@ def advance(
             query = order[next_query]
             for call in range(load.queries[query].begin, load.queries[query].end):
                 if calls[call].missing == 0:
-                    released = _release(load, options, calls, released, call, releases, arrival_s[query])
+                    released = _release(
+                        load, options, calls, released, call, releases, max(arrival_s[query], load.start_s)
+                    )
                     releases += 1
             next_query += 1
         # 2. released calls are dispatched
@@ -252,8 +266,8 @@ def _charge_until(load, mem, options, m, now):
     at = mem.engines[m]
     done = ZERO
     if at.skip:
-        done = steps_until(mem, m, now)
-        if done >= at.advance or at.start_s + decode_s(mem, m, done) > now:
+        done = min(steps_until(mem, m, now), at.advance)
+        if done == at.advance or at.start_s + decode_s(mem, m, done) > now:
             done -= 1
     fairness.charge(load, mem, options, m, done)
 
@@ -336,5 +350,5 @@ def _reset(load, views, mem):
         mem.stages[i] = load.stages[i]
     clock = mem.clock[0]
     clock.released = NONE
-    clock.unfinished = len(load.tasks)
+    clock.unfinished = load.queries[load.watched - 1].end
     clock.next_query = clock.sequence = clock.releases = clock.closed = 0

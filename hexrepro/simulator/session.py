@@ -66,6 +66,7 @@ class Simulation:
         self._memory = allocate(self._load, self._views, self._options)
         self._end_s = np.full(workload.n_queries, np.inf)
         self.now_s = 0.0
+        self._slowdown, self._believed = np.ones(len(self._views)), np.ones(len(self._views))
         _begin(self._load, self._options, self._views, self._memory)
 
     @property
@@ -127,10 +128,15 @@ class Simulation:
         """
         if not 0 < factor < np.inf:
             raise InputError(f"instance {m}: factor={factor!r} must be a positive number")
-        _change_speed(self._load, self._options, self._memory, m, float(factor), self.now_s)
+        self._slowdown[m] = factor
+        self._change_speed(m)
 
     def believe(self, m: int, factor: float) -> None:
         """The scheduler has learned that instance m takes `factor` times as long as its latency model says."""
+        if not 0 < factor < np.inf:
+            raise InputError(f"instance {m}: factor={factor!r} must be a positive number")
+        self._believed[m] = factor
+        self._change_speed(m)
         for name in _SPEEDS:
             self.instances[name][m] = self._views[name][m] * factor
         kinds: dict[tuple, int] = {}
@@ -138,6 +144,11 @@ class Simulation:
             key = (*(float(view[name]) for name in _SPEEDS), int(view["max_num_batched_tokens"]))
             view["kind"] = kinds.setdefault(key, len(kinds))
         self._renew_means()
+
+    def _change_speed(self, m: int) -> None:
+        """The engine computes with the scheduler's step times: set how far the truth is from these."""
+        factor = float(self._slowdown[m] / self._believed[m])
+        _change_speed(self._load, self._options, self._memory, m, factor, self.now_s)
 
     def _renew_means(self) -> None:
         """Take the cluster's mean times over the instances that are there, at the speed they are believed to have."""
@@ -154,6 +165,7 @@ class Simulation:
         other._load = self._load._replace(tasks=self._load.tasks.copy())
         other._memory = type(self._memory)(*(array.copy() for array in self._memory))
         other._end_s = self._end_s.copy()
+        other._slowdown, other._believed = self._slowdown.copy(), self._believed.copy()
         return other
 
 
@@ -167,7 +179,19 @@ def _advance(
     load, options, arrival_s, order, slo_s, dispatch, params, queue, queue_params, seed, mem, end_s, until_s
 ):
     return advance(
-        load, options, arrival_s, order, slo_s, dispatch, params, queue, queue_params, seed, mem, end_s, until_s
+        load,
+        options,
+        arrival_s,
+        order,
+        slo_s,
+        dispatch,
+        params,
+        queue,
+        queue_params,
+        seed,
+        mem,
+        end_s,
+        until_s,
     )
 
 

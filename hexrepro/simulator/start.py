@@ -46,7 +46,7 @@ def resume(load, options, mem):
         state.missing = NONE  # it has been released
         state.release_s = load.start_s
         if started.generated >= task.output_tokens:
-            mem.clock[0].unfinished -= 1
+            mem.clock[0].unfinished -= np.int64(task.query < load.watched)
             state.finish_s = load.start_s
             for e in range(task.succ_begin, task.succ_end):
                 mem.calls[load.successors[e]].missing -= 1

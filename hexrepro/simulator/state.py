@@ -171,7 +171,7 @@ CLOCK = np.dtype(
     [
         ("released", np.int64),  # heap of calls that are released, or will be at their key
         ("next_query", np.int64),
-        ("unfinished", np.int64),  # calls
+        ("unfinished", np.int64),  # calls of the watched queries
         ("sequence", np.int64),  # calls dispatched
         ("releases", np.int64),
         ("closed", np.int64),  # instances that take no new calls
@@ -215,6 +215,7 @@ class Load(NamedTuple):
     start_s: float  # when the run begins
     warm: bool  # templates are in every instance's prefix cache by then
     closed: np.ndarray  # bool[M], instances that take no new calls then
+    watched: int  # the run ends when the first so many queries have finished
 
 
 class Options(NamedTuple):

@@ -7,7 +7,7 @@ import numpy as np
 from hexrepro.simulator.session import Simulation
 from hexrepro.tuning.online import OnlineTuner
 
-_ARRIVED, _FINISHED, _DISPATCHED, _FIRST = range(4)
+_ARRIVED, _FIRST, _FINISHED, _DISPATCHED = range(4)  # in this order at equal times
 
 
 class Feed:
@@ -43,7 +43,9 @@ class Feed:
         events.sort()
         for time_s, kind, i in events:
             if kind == _ARRIVED:
-                history.query_arrived(i, time_s, slo_s=float(self.simulation.slo_s[i]), tenant=int(w.tenant[i]))
+                history.query_arrived(
+                    i, time_s, slo_s=float(self.simulation.slo_s[i]), tenant=int(w.tenant[i])
+                )
                 continue
             query = int(w.query[i])
             if kind == _DISPATCHED:

@@ -27,7 +27,7 @@ TRIGGERS = ("threshold", "test", "always")
 
 @dataclass(frozen=True)
 class OnlineOptions:
-    """How the tuner works. The paper gives the window; threshold, interval, margin and the rest are ours.
+    """How the tuner works. The paper gives the window and the least predicted P95; the rest is ours.
 
     window_s       the history that is watched and replayed
     candidates     alphas that are tried
@@ -36,26 +36,31 @@ class OnlineOptions:
     trigger        threshold: the window's P95 exceeds `threshold` times the reference. test: the window's latencies are
                    greater than the reference window's (Mann-Whitney, level `level`). always: every `interval_s`
     threshold      see trigger
-    rearm          hysteresis: after a decision the threshold trigger fires again once the P95 has been below `rearm` times the
+    rearm          hysteresis: after a decision the trigger fires again once the P95 has been below `rearm` times the
                    reference, or after `patience_s`
     patience_s     see rearm
     level          level of the tests
     sure           move only when the paired gain over the present alpha is outside noise at `level` (t-test over seeds)
+    memory_s       half-life with which earlier decisions' predictions still count, so that the choice rests on more than one
+                   window, and on the heavy ones most; 0 = the present window alone. With memory, `sure` does not apply
+    least_gain     move only for a predicted gain of more than this share of the P95
     step           how far alpha moves towards the best candidate: 1 = all the way, 0.5 = half of it
-    race           give all candidates two seeds and the rest only to those that are not clearly worse
+    race           give all candidates two seeds, and the others only to the best third
     donors         finished queries kept beyond the window, to guess from
     """
 
     window_s: float = 100.0
     candidates: tuple[float, ...] = tuple(np.linspace(0.0, 1.0, 21).round(6).tolist())
     seeds: int = 8
-    interval_s: float = 20.0
-    trigger: str = "threshold"
+    interval_s: float = 60.0
+    trigger: str = "always"
     threshold: float = 1.2
     rearm: float = 1.1
     patience_s: float = 100.0
     level: float = 0.05
     sure: bool = True
+    memory_s: float = 300.0
+    least_gain: float = 0.01
     step: float = 1.0
     race: bool = True
     donors: int = 30
@@ -71,6 +76,10 @@ class OnlineOptions:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise InputError(f"tuner: {name}={value!r} must be a whole number of at least {least}")
+        for name in ("memory_s", "least_gain"):
+            value = getattr(self, name)
+            if not (isinstance(value, int | float) and 0 <= value < math.inf):
+                raise InputError(f"tuner: {name}={value!r} must be 0 or a positive number")
         for name in ("level", "step"):
             if not 0 < getattr(self, name) <= 1:
                 raise InputError(f"tuner: {name}={getattr(self, name)!r} must lie above 0 and be at most 1")
@@ -129,6 +138,10 @@ class OnlineTuner:
         self._reference: np.ndarray | None = None  # latencies of the window that others are held against
         self._armed = True
         self._clock_s = -math.inf
+        self._scores: dict[
+            float, float
+        ] = {}  # predicted P95 of each candidate, summed over decisions with memory
+        self._scored_s = -math.inf
         self.set_cluster(cluster)
 
     def set_cluster(self, cluster: Cluster, closed: Sequence[bool] | None = None) -> None:
@@ -200,7 +213,7 @@ class OnlineTuner:
         except BadWindow as bad:
             return self._keep(now_s, f"{reason}; kept: {bad}", began)
         predicted = self._predict(replay)
-        alpha, verdict = self._choose(predicted)
+        alpha, verdict = self._choose(predicted, now_s)
         tail = self._latencies(now_s)
         known = self._reference is not None
         decision = Decision(
@@ -267,13 +280,16 @@ class OnlineTuner:
             result[alphas[i]] = np.concatenate([first[i], more])
         return result
 
-    def _choose(self, predicted: dict[float, np.ndarray]) -> tuple[float, str]:
+    def _choose(self, predicted: dict[float, np.ndarray], now_s: float) -> tuple[float, str]:
+        """Alpha from now on, and why."""
         o, now = self.options, predicted[self.alpha]
+        if o.memory_s > 0.0:
+            return self._choose_with_memory(predicted, now_s)
         whole = {a: p for a, p in predicted.items() if len(p) == len(now)}
         best = min(whole, key=lambda a: (whole[a].mean(), abs(a - self.alpha)))
         gain = now - whole[best]
-        if best == self.alpha or gain.mean() <= 0:
-            return self.alpha, "the present alpha is the best"
+        if best == self.alpha or gain.mean() <= o.least_gain * now.mean():
+            return self.alpha, "the present alpha is as good as the best"
         if o.sure:
             spread = gain.std(ddof=1) / math.sqrt(len(gain))
             p = float(stats.t.sf(gain.mean() / spread, len(gain) - 1)) if spread > 0 else 0.0
@@ -281,3 +297,16 @@ class OnlineTuner:
                 return self.alpha, f"alpha = {best:g} gains {gain.mean():.1f} s, within noise (p = {p:.2g})"
         alpha = self.alpha + o.step * (best - self.alpha)
         return round(alpha, 6), f"alpha = {best:g} gains {gain.mean():.1f} s of {now.mean():.1f} s"
+
+    def _choose_with_memory(self, predicted: dict[float, np.ndarray], now_s: float) -> tuple[float, str]:
+        o, scores = self.options, self._scores
+        kept = 0.5 ** ((now_s - self._scored_s) / o.memory_s)
+        self._scored_s = now_s
+        for alpha in {*o.candidates, self.alpha}:
+            scores[alpha] = kept * scores.get(alpha, 0.0) + float(predicted[alpha].mean())
+        best = min(o.candidates, key=lambda a: (scores[a], abs(a - self.alpha)))
+        share = 1.0 - scores[best] / scores[self.alpha] if self.alpha in o.candidates else math.inf
+        if best == self.alpha or share <= o.least_gain:
+            return self.alpha, "the present alpha is as good as the best"
+        alpha = self.alpha + o.step * (best - self.alpha)
+        return round(alpha, 6), f"alpha = {best:g} gains {min(share, 1.0):.1%} over the windows remembered"

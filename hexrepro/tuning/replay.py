@@ -1,7 +1,7 @@
 """The near future of a cluster, guessed from its recent past: a workload that can be simulated for any alpha.
 
-It holds the queries under way, from where they stand, and the arrivals of the last window once more. What a coordinator
-can't know is drawn from what it has seen: how long a call under way will get, from the lengths of its stage that exceed what
+It holds the queries under way, from where they stand, and the arrivals of the last window once more; these count. Then the
+window comes a second time, so that the cluster does not run empty around the last of them. What a coordinator can't know is drawn from what it has seen: how long a call under way will get, from the lengths of its stage that exceed what
 it has generated; what comes after it, from a finished query that passed the same place.
 """
 
@@ -28,12 +28,12 @@ class BadWindow(Exception):
 
 @dataclass(frozen=True, eq=False)
 class Replay:
-    """`workload`: the queries under way, then those to come; arrivals_s: float64[S, q], one row a seed."""
+    """`workload`: the queries under way, then those to come, of which `start.watched` count; arrivals_s: float64[S, q], one row
+    a seed."""
 
     workload: Workload
     start: Start
     arrivals_s: np.ndarray
-    under_way: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,10 +54,10 @@ def make_replay(
     cluster: Cluster,
     closed: np.ndarray,
     rng: np.random.Generator,
-    recorded: bool = True,
 ) -> Replay:
-    """The replay at `now_s`. Seed 0 takes the window's arrivals as they were (unless `recorded` is false), the others draw
-    their gaps with replacement and shuffle the queries. Raises BadWindow."""
+    """The replay at `now_s`. Seed 0 takes the window's arrivals as they were, the others draw their gaps with replacement and
+    shuffle the queries. Raises BadWindow.
+    """
     since_s = now_s - window_s
     finished = history.finished
     if not finished:
@@ -72,21 +72,20 @@ def make_replay(
     again.sort(key=lambda part: part.source.arrival_s)
     offsets_s = np.array([part.source.arrival_s for part in again]) - since_s
 
-    parts = under_way + again
-    arrivals_s = np.empty((seeds, len(parts)))
-    arrivals_s[:, : len(under_way)] = [part.source.arrival_s for part in under_way]
+    n, first = len(again), len(under_way)
+    arrivals_s = np.empty((seeds, first + 2 * n))
+    arrivals_s[:, :first] = [part.source.arrival_s for part in under_way]
     gaps_s = np.diff(offsets_s, prepend=0.0)
     for seed in range(seeds):
-        if seed == 0 and recorded:
-            arrivals_s[seed, len(under_way) :] = now_s + offsets_s
+        if seed == 0:
+            arrivals_s[seed, first:] = now_s + np.concatenate([offsets_s, window_s + offsets_s])
         else:
-            order = len(under_way) + rng.permutation(len(again))
-            arrivals_s[seed, order] = now_s + np.cumsum(rng.choice(gaps_s, len(again)))
+            order = first + np.concatenate([rng.permutation(n), n + rng.permutation(n)])
+            arrivals_s[seed, order] = now_s + np.cumsum(rng.choice(gaps_s, 2 * n))
     return Replay(
-        _workload(parts, list(history.stages)),
-        Start(now_s, _started(under_way, generated), closed, warm=True),
+        _workload(under_way + again + again, list(history.stages)),
+        Start(now_s, _started(under_way, generated), closed, warm=True, watched=first + n),
         arrivals_s,
-        len(under_way),
     )
 
 
@@ -100,7 +99,7 @@ def predicted_p95_s(
     seeds: slice = slice(None),
     workers: int = 1,
 ) -> np.ndarray:
-    """float64[A, S]: the P95 latency that the replay gives for each alpha and seed, over all its queries."""
+    """float64[A, S]: the P95 latency that the replay gives for each alpha and seed, over the queries that count."""
     rows = replay.arrivals_s[seeds]
     params = np.stack([policy.with_params(alpha=float(alpha)).dispatch_vector for alpha in alphas])
     grid = simulate_grid(
@@ -115,7 +114,7 @@ def predicted_p95_s(
         start=replay.start,
         workers=workers,
     )
-    return quantile(grid.latency_s, 0.95).reshape(len(alphas), len(rows))
+    return quantile(grid.latency_s[:, : replay.start.watched], 0.95).reshape(len(alphas), len(rows))
 
 
 class _Progress:
@@ -163,9 +162,7 @@ def _complete(
     """A query under way with the calls that it is expected to make yet."""
     calls = query.calls
     outputs = [
-        c.output_tokens
-        if c.finish_s is not None
-        else _draw_length(lengths[c.stage], generated.of(c), rng)
+        c.output_tokens if c.finish_s is not None else _draw_length(lengths[c.stage], generated.of(c), rng)
         for c in calls
     ]
     steps = np.array(
