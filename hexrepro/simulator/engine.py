@@ -176,8 +176,8 @@ def simulate_grid(
     def work(begin: int, end: int) -> int:
         memory = allocate(load, views, options)
         status, where = _simulate_slice(
-            load, options, views, arrivals_s[begin:end], order[begin:end], slo_s, policy.dispatch_rule, dispatch_params[begin:end],
-            policy.queue_rule, policy.queue_vector, seeds[begin:end].astype(np.int64), memory, query_end_s[begin:end],
+            load, options, views, arrivals_s[begin:end], order[begin:end], slo_s, policy.dispatch_rule,
+            dispatch_params[begin:end], policy.queue_rule, policy.queue_vector, seeds[begin:end].astype(np.int64), memory, query_end_s[begin:end],
             totals[begin:end], times[:, begin:end], counts[:, begin:end],
         )  # fmt: skip
         if status != DONE:
@@ -247,7 +247,7 @@ def start_at(load: Load, start: Start) -> Load:
             f"start: closed={closed} must name some of the {instances} instances, not all of them"
         )
     for name, most in (("call", len(load.tasks)), ("instance", instances)):
-        if len(calls) and not (0 <= calls[name].min() and calls[name].max() < most):
+        if len(calls) and not (calls[name].min() >= 0 and calls[name].max() < most):
             raise InputError(f"start: calls[{name!r}] must lie in 0 to {most - 1}")
     bad = (calls["generated"] < 0) | (calls["generated"] > load.tasks["output_tokens"][calls["call"]])
     if bad.any():

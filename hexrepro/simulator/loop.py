@@ -15,8 +15,8 @@ from hexrepro.simulator import fairness
 from hexrepro.simulator.decoding import decode_s, interrupt, steps_until
 from hexrepro.simulator.heaps import first_timer, pop, push, set_timer
 from hexrepro.simulator.instance import begin_step, end_step, next_finished
-from hexrepro.simulator.state import NONE, ZERO
 from hexrepro.simulator.start import place, resume
+from hexrepro.simulator.state import NONE, ZERO
 
 DONE, STUCK, BAD_INSTANCE, BAD_KEY = 0, 1, 2, 3
 _MIN_HISTORY = 5  # finished calls of a stage before their median replaces the prior

@@ -42,7 +42,7 @@ class Simulation:
         policy: Policy | str,
         *,
         base_slo: float | None = None,
-        engine: EngineOptions = EngineOptions(),
+        engine: EngineOptions | None = None,
         estimates: Estimates | str = "median",
         seed: int = 0,
     ) -> None:
@@ -50,6 +50,7 @@ class Simulation:
             raise InputError(
                 f"workload {workload.name!r} holds no arrival times: give it some with with_arrivals()"
             )
+        engine = engine or EngineOptions()
         self.workload, self.policy = workload, load_policy(policy)
         self.params = self.policy.dispatch_vector
         if isinstance(estimates, str):

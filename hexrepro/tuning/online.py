@@ -122,14 +122,14 @@ class OnlineTuner:
         policy: Policy,
         cluster: Cluster,
         *,
-        options: OnlineOptions = OnlineOptions(),
-        engine: EngineOptions = EngineOptions(),
+        options: OnlineOptions | None = None,
+        engine: EngineOptions | None = None,
         seed: int = 0,
         workers: int = 1,
     ) -> None:
         if "alpha" not in policy.dispatch_rule.defaults:
             raise InputError(f"tuner: policy {policy.name} has no parameter alpha to tune")
-        self.options, self.engine, self.policy = options, engine, policy
+        self.options, self.engine, self.policy = options or OnlineOptions(), engine or EngineOptions(), policy
         self.alpha = float(policy.dispatch_params.get("alpha", policy.dispatch_rule.defaults["alpha"]))
         self.history = History()
         self.decisions: list[Decision] = []

@@ -1,8 +1,10 @@
 """The near future of a cluster, guessed from its recent past: a workload that can be simulated for any alpha.
 
-It holds the queries under way, from where they stand, and the arrivals of the last window once more; these count. Then the
-window comes a second time, so that the cluster does not run empty around the last of them. What a coordinator can't know is drawn from what it has seen: how long a call under way will get, from the lengths of its stage that exceed what
-it has generated; what comes after it, from a finished query that passed the same place.
+It holds the queries under way, from where they stand, and the arrivals of the last window once more; these count. Behind
+them the window comes a second time, so that the cluster does not run empty around the last of them.
+
+What a coordinator can't know is drawn from what it has seen: how long a call under way will get, from the lengths of its
+stage that exceed what it has generated; what comes after it, from a finished query that passed the same place.
 """
 
 from __future__ import annotations
