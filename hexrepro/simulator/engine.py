@@ -177,8 +177,8 @@ def simulate_grid(
         memory = allocate(load, views, options)
         status, where = _simulate_slice(
             load, options, views, arrivals_s[begin:end], order[begin:end], slo_s, policy.dispatch_rule,
-            dispatch_params[begin:end], policy.queue_rule, policy.queue_vector, seeds[begin:end].astype(np.int64), memory, query_end_s[begin:end],
-            totals[begin:end], times[:, begin:end], counts[:, begin:end],
+            dispatch_params[begin:end], policy.queue_rule, policy.queue_vector, seeds[begin:end].astype(np.int64),
+            memory, query_end_s[begin:end], totals[begin:end], times[:, begin:end], counts[:, begin:end],
         )  # fmt: skip
         if status != DONE:
             raise InputError(explain(status, int(where), policy, instances))
