@@ -53,6 +53,7 @@ class Simulation:
         engine = engine or EngineOptions()
         self.workload, self.policy = workload, load_policy(policy)
         self.params = self.policy.dispatch_vector
+        self._learned = estimates == "median"
         if isinstance(estimates, str):
             estimates = estimate(
                 workload, instance_views(cluster), estimator=estimates, prefix_caching=engine.prefix_caching
@@ -153,6 +154,8 @@ class Simulation:
 
     def _renew_means(self) -> None:
         """Take the cluster's mean times over the instances that are there, at the speed they are believed to have."""
+        if not self._learned:  # the caller's own estimates, the truth, or running medians stay as they are
+            return
         known = self._estimates
         there = np.ascontiguousarray(self.instances[self.is_open])
         stage_s = cluster_means_s(there, known.input_median, known.cached_median, known.output_median)

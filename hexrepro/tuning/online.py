@@ -44,7 +44,6 @@ class OnlineOptions:
     memory_s       half-life with which earlier decisions' predictions still count, so that the choice rests on more than one
                    window, and on the heavy ones most; 0 = the present window alone. With memory, `sure` does not apply
     least_gain     move only for a predicted gain of more than this share of the P95
-    step           how far alpha moves towards the best candidate: 1 = all the way, 0.5 = half of it
     race           give all candidates two seeds, and the others only to the best third
     donors         finished queries kept beyond the window, to guess from
     """
@@ -61,7 +60,6 @@ class OnlineOptions:
     sure: bool = True
     memory_s: float = 300.0
     least_gain: float = 0.01
-    step: float = 1.0
     race: bool = True
     donors: int = 30
 
@@ -80,9 +78,8 @@ class OnlineOptions:
             value = getattr(self, name)
             if not (isinstance(value, int | float) and 0 <= value < math.inf):
                 raise InputError(f"tuner: {name}={value!r} must be 0 or a positive number")
-        for name in ("level", "step"):
-            if not 0 < getattr(self, name) <= 1:
-                raise InputError(f"tuner: {name}={getattr(self, name)!r} must lie above 0 and be at most 1")
+        if not (isinstance(self.level, int | float) and 0 < self.level < 1):
+            raise InputError(f"tuner: level={self.level!r} must lie between 0 and 1")
         if self.trigger not in TRIGGERS:
             raise InputError(f"tuner: trigger={self.trigger!r} is unknown (one of: {', '.join(TRIGGERS)})")
         if not self.candidates or not all(0 <= a <= 1 for a in self.candidates):
@@ -295,18 +292,22 @@ class OnlineTuner:
             p = float(stats.t.sf(gain.mean() / spread, len(gain) - 1)) if spread > 0 else 0.0
             if p >= o.level:
                 return self.alpha, f"alpha = {best:g} gains {gain.mean():.1f} s, within noise (p = {p:.2g})"
-        alpha = self.alpha + o.step * (best - self.alpha)
-        return round(alpha, 6), f"alpha = {best:g} gains {gain.mean():.1f} s of {now.mean():.1f} s"
+        return best, f"alpha = {best:g} gains {gain.mean():.1f} s of {now.mean():.1f} s"
 
     def _choose_with_memory(self, predicted: dict[float, np.ndarray], now_s: float) -> tuple[float, str]:
         o, scores = self.options, self._scores
+        # who lost the race has two seeds only: level these with what the same two say of the others
+        most = max(len(p) for p in predicted.values())
+        whole = [p for p in predicted.values() if len(p) == most]
+        level = np.mean([p.mean() for p in whole]) / np.mean([p[:2].mean() for p in whole])
         kept = 0.5 ** ((now_s - self._scored_s) / o.memory_s)
         self._scored_s = now_s
-        for alpha in {*o.candidates, self.alpha}:
-            scores[alpha] = kept * scores.get(alpha, 0.0) + float(predicted[alpha].mean())
+        for alpha, p95_s in predicted.items():
+            mean_s = p95_s.mean() * (1.0 if len(p95_s) == most else level)
+            scores[alpha] = kept * scores.get(alpha, 0.0) + float(mean_s)
         best = min(o.candidates, key=lambda a: (scores[a], abs(a - self.alpha)))
+        # an alpha from outside the candidates was not scored before: it is left for the best one
         share = 1.0 - scores[best] / scores[self.alpha] if self.alpha in o.candidates else math.inf
         if best == self.alpha or share <= o.least_gain:
             return self.alpha, "the present alpha is as good as the best"
-        alpha = self.alpha + o.step * (best - self.alpha)
-        return round(alpha, 6), f"alpha = {best:g} gains {min(share, 1.0):.1%} over the windows remembered"
+        return best, f"alpha = {best:g} gains {min(share, 1.0):.1%} over the windows remembered"

@@ -24,9 +24,16 @@ POLICY = load_policy("hexgen_flow").with_params(alpha=0.5)
 COLD = EngineOptions(prefix_caching="off")
 
 
+# the paper's rule: one window at a time, when the tail has degraded
+PAPER = dict(trigger="threshold", interval_s=20.0, memory_s=0.0, least_gain=0.0)
+
+
 def tuner_of(alpha: float = 0.5, **options) -> OnlineTuner:
     return OnlineTuner(
-        POLICY.with_params(alpha=alpha), cluster_of(2), options=OnlineOptions(**options), engine=COLD
+        POLICY.with_params(alpha=alpha),
+        cluster_of(2),
+        options=OnlineOptions(**(PAPER | options)),
+        engine=COLD,
     )
 
 
@@ -208,14 +215,23 @@ def test_moves_only_when_the_gain_is_outside_noise(monkeypatch, sure: bool, gain
         assert decision.reason.endswith(PRESENT)
 
 
-@pytest.mark.parametrize(("share", "alphas"), [(1.0, [0.1, 0.1]), (0.5, [0.3, 0.2]), (0.25, [0.4, 0.325])])
-def test_a_step_goes_part_of_the_way(monkeypatch, share: float, alphas: list[float]) -> None:
+def test_an_alpha_from_outside_the_candidates_is_one_of_those_tried(monkeypatch) -> None:
     predicts(monkeypatch, valley(0.1))
-    tuner = full(tuner_of(step=share))
-    for i, alpha in enumerate(alphas):
-        assert tuner.decide(80.0 + i).alpha == pytest.approx(alpha)
-    # an alpha between the candidates is one of those that are tried
-    assert tuner.decisions[-1].alpha_before in tuner.decisions[-1].predicted
+    tuner = full(tuner_of(alpha=0.33))
+    decision = tuner.decide(80.0)
+    assert decision.alpha_before == 0.33
+    assert 0.33 in decision.predicted
+    assert decision.alpha == pytest.approx(0.1)
+
+
+def test_memory_levels_the_seeds_of_those_that_lost_the_race(monkeypatch) -> None:
+    """The first two seeds are light ones: 10 s and 20 s for alpha = 0, 30 s more for the six others. Alpha = 1 lost with
+    18 s and 36 s, 1.8 times as much, and is scored at 1.8 times the mean of alpha = 0."""
+    tuner = tuner_of(candidates=(0.0, 1.0), alpha=1.0, memory_s=100.0)
+    best = np.array([10.0, 20.0, *[45.0] * 6])
+    tuner._choose_with_memory({0.0: best, 1.0: np.array([18.0, 36.0])}, 80.0)
+    assert tuner._scores[0.0] == pytest.approx(best.mean())
+    assert tuner._scores[1.0] == pytest.approx(1.8 * best.mean())
 
 
 def test_equal_candidates_leave_alpha_near_where_it_is(monkeypatch) -> None:
@@ -314,8 +330,8 @@ def test_old_queries_are_kept_to_guess_from(monkeypatch) -> None:
         (dict(seeds=2.5), r"seeds=2\.5 must be a whole number of at least 2"),
         (dict(donors=0), "donors=0 must be a whole number of at least 1"),
         (dict(donors=True), "donors=True must be a whole number of at least 1"),
-        (dict(level=0.0), "level=0.0 must lie above 0 and be at most 1"),
-        (dict(step=1.5), "step=1.5 must lie above 0 and be at most 1"),
+        (dict(level=0.0), "level=0.0 must lie between 0 and 1"),
+        (dict(memory_s=-1.0), "memory_s=-1.0 must be 0 or a positive number"),
         (dict(trigger="sometimes"), r"trigger='sometimes' is unknown \(one of: threshold, test, always\)"),
         (dict(candidates=()), r"candidates=\(\) must be alphas between 0 and 1"),
         (dict(candidates=(0.5, 1.5)), r"candidates=\(0\.5, 1\.5\) must be alphas between 0 and 1"),

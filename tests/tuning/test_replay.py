@@ -209,21 +209,6 @@ def test_other_seeds_draw_the_gaps_and_shuffle_the_queries(busy) -> None:
     assert (future[:, :n].max(axis=1) <= future[:, n:].min(axis=1)).all()
 
 
-def test_hedging_draws_the_rate_as_well(busy) -> None:
-    """The mean gap of each seed is drawn: over many seeds the rate is that of the window, give or take 1 / sqrt(queries)."""
-    _, history, _ = busy
-    seeds = 400
-    future = {}
-    for hedge in (False, True):
-        replay = replay_of(history, 90.0, step_s=STEP_S, seeds=seeds, hedge=hedge)
-        future[hedge] = replay.arrivals_s[:, len(history.open) :]
-    n = future[True].shape[1] // 2
-    last_s = {hedge: rows.max(axis=1)[1:] - 90.0 for hedge, rows in future.items()}
-    assert last_s[True].mean() == pytest.approx(last_s[False].mean(), rel=0.15)
-    spread = {hedge: np.var(np.log(x)) for hedge, x in last_s.items()}
-    assert spread[True] - spread[False] == pytest.approx(1 / n, rel=0.5)
-
-
 def test_the_same_draws_give_the_same_replay(busy) -> None:
     _, history, replay = busy
     again = replay_of(history, 90.0, step_s=STEP_S, seeds=6)
