@@ -8,7 +8,10 @@ from pathlib import Path
 
 from hexrepro.errors import InputError
 
-NAMES = {"simulator": "speed, start-up and memory of the simulator through its public API"}
+NAMES = {
+    "simulator": "speed, start-up and memory of the simulator through its public API",
+    "tuning": "the offline search: the samplers' share of the wall time, and agreement with the dense grid",
+}
 
 
 def main() -> int:

@@ -13,7 +13,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-RUNNERS = {"compare": "hexrepro.experiments.compare:run"}
+RUNNERS = {
+    "compare": "hexrepro.experiments.compare:run",
+    "tune": "hexrepro.experiments.tune:run",
+    "alpha_sensitivity": "hexrepro.experiments.alpha_sensitivity:run",
+}
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 
 class Cells:
-    """Counts finished cells. Use as a context manager; `advance` after each cell, `setting_done` after each setting."""
+    """Counts finished cells (or what `unit` says). Use as a context manager; `advance` after each cell, `setting_done` after
+    each setting."""
 
-    def __init__(self, total: int, console: Console) -> None:
+    def __init__(self, total: int, console: Console, unit: str = "cells") -> None:
+        self._unit = unit
         self._total, self._done, self._cached, self._start = total, 0, 0, time.monotonic()
         self._bar: Progress | None = None
         if sys.stderr.isatty():
@@ -21,7 +23,7 @@ class Cells:
                 TextColumn("{task.description}"),
                 BarColumn(bar_width=30),
                 MofNCompleteColumn(),
-                TextColumn("cells"),
+                TextColumn(unit),
                 TimeRemainingColumn(),
                 console=console if console.is_terminal else Console(stderr=True),
                 transient=True,
@@ -55,7 +57,7 @@ class Cells:
             seconds = time.monotonic() - self._start
             note = f", {self._cached} of them cached" if self._cached else ""
             print(
-                f"{what}: {self._done}/{self._total} cells done in {seconds:.1f} s{note}",
+                f"{what}: {self._done}/{self._total} {self._unit} done in {seconds:.1f} s{note}",
                 file=sys.stderr,
                 flush=True,
             )
