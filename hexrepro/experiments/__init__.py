@@ -13,7 +13,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-RUNNERS = {"compare": "hexrepro.experiments.compare:run"}
+RUNNERS = {
+    "compare": "hexrepro.experiments.compare:run",
+    "goodput": "hexrepro.experiments.goodput:run",
+    "scale": "hexrepro.experiments.scale:run",
+}
 
 
 @dataclass(frozen=True)
