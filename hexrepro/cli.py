@@ -13,7 +13,7 @@ from pathlib import Path
 from hexrepro.errors import InputError
 from hexrepro.paths import conf_dir
 
-GROUPS = ("workload", "cluster", "policy", "engine")
+GROUPS = ("workload", "arrivals", "tenants", "background", "cluster", "policy", "engine")
 
 
 def main(argv: list[str] | None = None) -> int:

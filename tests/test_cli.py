@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from hexrepro.cli import describe, help_text, main
+from hexrepro.cli import GROUPS, describe, help_text, main
 from hexrepro.paths import conf_dir
 
 SMALL = ("seeds=2", "profile=silicon", "workload=trace1", "workload.n_queries=4", "policy=[vllm,eft]")
@@ -34,7 +34,7 @@ def run(tmp_path, monkeypatch, capsys, cell_cache, fake_simulator):
 
 def test_help_lists_every_experiment_and_option_with_its_description():
     text = help_text(conf_dir())
-    for group in ("experiment", "workload", "cluster", "policy", "engine"):
+    for group in ("experiment", *GROUPS):
         for file in (conf_dir() / group).glob("[!_]*.yaml"):
             assert describe(file), f"{file.name} has no description in its first comment"
             assert re.search(rf"^  {file.stem}\s+{re.escape(describe(file))}$", text, re.M)
@@ -127,6 +127,43 @@ MISTAKES = {
     "alpha where there is none": (["experiment=hetero1", "selection.policies=[vllm]"], ["vllm", "alpha"]),
     "no file": (["experiment=hetero1", "workload=file"], ["workload.path"]),
     "missing file": (["experiment=hetero1", "workload=file", "workload.path=none.json"], ["none.json"]),
+    "background without a rate": (
+        ["experiment=hetero1", "background.rate_qps=1"],
+        ["background.workload", "background=chat"],
+    ),
+    "unknown background": (
+        ["experiment=hetero1", "background=chat", "background.workload=chess"],
+        ["background.workload=chess", "chat"],
+    ),
+    "too few SLO scales": (
+        ["experiment=hetero1", "tenants=mixed", "tenants.slo_scales=[1,2]"],
+        ["tenants.slo_scales=[1, 2]", "3 numbers"],
+    ),
+    "negative share": (
+        ["experiment=hetero1", "tenants=mixed", "tenants.shares=[1,1,-1]"],
+        ["tenants.shares=-1", "above 0"],
+    ),
+    "cached share above one": (
+        ["experiment=hetero1", "workload.cached_share=1.5"],
+        ["workload.cached_share=1.5", "at most 1"],
+    ),
+    "no cluster": (["experiment=hetero1", "scale_out=0"], ["scale_out=0", "at least 1"]),
+    "no scored queries": (["experiment=hetero1", "scored=0"], ["scored=0", "at least 1"]),
+    "an axis that is not there": (["experiment=hetero1", "+axes.x=seed"], ["axes.x=seed", "one value"]),
+    "a file for other arrivals": (
+        ["experiment=hetero1", "workload.arrivals_file=a.csv"],
+        ["workload.arrivals_file=a.csv", "workload.arrivals=recorded"],
+    ),
+    "no file of arrivals": (
+        ["experiment=hetero1", "workload.arrivals=recorded", "workload.arrivals_file=none.csv"],
+        ["none.csv", "cannot be read"],
+    ),
+    "goodput without its values": (
+        ["experiment=hetero1", "run=goodput"],
+        ["goodput", "experiment=throughput"],
+    ),
+    "scale without its values": (["experiment=hetero1", "run=scale"], ["scale", "experiment=scale"]),
+    "a mistake in a sweep's config": (["experiment=ablation", "slo_scale=0"], ["slo_scale=0", "above 0"]),
     "confidence of one": (["experiment=hetero1", "confidence=1"], ["confidence=1", "below 1"]),
     "missing config directory": (["experiment=hetero1", "--config-dir", "nowhere"], ["nowhere"]),
 }

@@ -37,13 +37,18 @@ PROVENANCE = ("about", "notes", "source", "fit", "kv_capacity", "made_by", "deri
 
 
 def load_cluster(
-    spec: str | os.PathLike[str] | Mapping[str, Any], view: str, *, model: str | None = None
+    spec: str | os.PathLike[str] | Mapping[str, Any],
+    view: str,
+    *,
+    model: str | None = None,
+    scale_out: int = 1,
 ) -> Cluster:
     """The cluster that `spec` describes: the name of a config in conf/cluster, a YAML file, or the config as
     a mapping.
 
     `view` chooses the profile (silicon, measured, released); `model` replaces the model that the config
-    names. Instances are named after their GPU: a100-0, a100-1, a6000-0.
+    names. `scale_out` takes the list of instances that many times over, one after the other. Instances are named
+    after their GPU: a100-0, a100-1, a6000-0.
     """
     if isinstance(spec, Mapping):
         where, folder, config = "cluster config", Path.cwd(), spec
@@ -79,7 +84,9 @@ def load_cluster(
     common = {key: config[key] for key in ENGINE_FIELDS if key in config}
     instances: list[InstanceSpec] = []
     counts: dict[str, int] = {}
-    for number, entry in enumerate(entries):
+    if isinstance(scale_out, bool) or not isinstance(scale_out, int) or scale_out < 1:
+        raise InputError(f"scale_out is {scale_out!r}; it must be a whole number of at least 1")
+    for number, entry in list(enumerate(entries)) * scale_out:
         place = f"{where}: instances[{number}]"
         if not isinstance(entry, Mapping):
             raise InputError(f"{place} is {entry!r}; it must be a mapping such as {{gpu: a100, count: 2}}")

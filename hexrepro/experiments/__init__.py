@@ -15,8 +15,11 @@ if TYPE_CHECKING:
 
 RUNNERS = {
     "compare": "hexrepro.experiments.compare:run",
+    "goodput": "hexrepro.experiments.goodput:run",
+    "scale": "hexrepro.experiments.scale:run",
     "tune": "hexrepro.experiments.tune:run",
     "alpha_sensitivity": "hexrepro.experiments.alpha_sensitivity:run",
+    "alpha_online": "hexrepro.experiments.alpha_online:run",
 }
 
 

@@ -1,7 +1,7 @@
 """The unit of work of a comparison: one policy on one cluster view, trace and rate, at all arrival seeds.
 
-A cell is computed in one or two compiled calls (the choice of alpha, then the reported runs) and kept in the cache as three
-Parquet files: one row a query, one row a call, one row an instance.
+A cell is computed in one or two compiled calls (the choice of alpha, then the reported runs) and kept in the cache as
+Parquet files: one row a query, one row an instance, and one row a call where these are wanted.
 """
 
 from __future__ import annotations
@@ -35,14 +35,17 @@ class Setting:
     """What all policies of one table share: the cluster in one view, the workload, and its arrivals.
 
     arrivals_s: float64[R, Q], one row a reported seed; selection_arrivals_s: float64[S, Q], arrivals of other seeds, on
-    which alpha is chosen. rate_qps is None when the arrivals are those recorded in the file.
+    which alpha is chosen. rate_qps is None when the arrivals are those recorded in the file; arrivals names their
+    process. The workload holds the trace and what runs beside it; rate_qps and base_slo_s are the trace's.
     """
 
     profile: str
     trace: str
+    arrivals: str
     rate_qps: float | None
     workload: Workload
     cluster: Cluster
+    scale_out: int
     engine: EngineOptions
     estimator: str
     base_slo_s: float
@@ -83,7 +86,7 @@ class CellResult:
     """A finished cell: the alpha it ran with, the mean P95 of each candidate, its queries' times, and its files.
 
     arrival_s, finish_s: float64[R, Q]; finish is inf for a query that did not finish. engine: metric -> float64[R], how
-    the instances were used. files: one of each kind in KINDS. cached: whether it was there already.
+    the instances were used. files: one of each kind that was asked for. cached: whether it was there already.
     """
 
     alpha: float | None
@@ -95,9 +98,10 @@ class CellResult:
     cached: bool
 
 
-def get(cell: Cell, directory: Path, workers: int | None = None) -> CellResult:
-    """The cell from the cache, or computed and put there."""
-    files = {kind: directory / f"{cell.key}.{kind}.parquet" for kind in KINDS}
+def get(cell: Cell, directory: Path, workers: int | None = None, calls: bool = True) -> CellResult:
+    """The cell from the cache, or computed and put there; with or without the rows of its calls."""
+    kinds = [kind for kind in KINDS if calls or kind != "calls"]
+    files = {kind: directory / f"{cell.key}.{kind}.parquet" for kind in kinds}
     cached = all(file.exists() for file in files.values())
     if cached:
         try:
@@ -150,14 +154,15 @@ def _compute(cell: Cell, files: dict[str, Path], workers: int | None) -> None:
         policy,
         arrivals_s=s.arrivals_s,
         seeds=s.seeds,
-        detail=True,
+        detail="calls" in files,
         **common,
     )
     meta = {_META: json.dumps({"alpha": alpha, "candidate_p95_s": candidates}).encode()}
-    for kind, table in (("queries", _queries), ("calls", _calls), ("instances", _instances)):
-        whole = table(cell, grid).replace_schema_metadata(meta)
+    tables = {"queries": _queries, "calls": _calls, "instances": _instances}
+    for kind, file in files.items():
+        whole = tables[kind](cell, grid).replace_schema_metadata(meta)
         write_atomically(
-            files[kind],
+            file,
             lambda part, whole=whole: pq.write_table(whole, part, **parquet_options(whole.schema)),
         )
 

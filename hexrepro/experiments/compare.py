@@ -30,26 +30,28 @@ WIDTH = 150  # of the printed tables where there is no terminal to ask
 def run(job: Job) -> None:
     """Compute or fetch every cell, print a table for each setting, and write the results."""
     settings = read_settings(job.cfg, job.choices)
-    policies = _policies(settings)
-    plan = [(setting, _cells(setting, policies, settings)) for setting in settings_of(settings)]
+    policies = policies_of(settings)
+    plan = [(setting, cells_of(setting, policies, settings)) for setting in settings_of(settings)]
     outputs.check_writable(job.run_dir)
     cache = check_cache_dir()
 
-    printed = _Printed()
+    printed = Printed()
     outcomes: list[Outcome] = []
     with Cells(sum(len(group) for _, group in plan), printed.out) as progress:
         for setting, group in plan:
-            progress.begin(short(setting))
+            progress.begin(short(setting, settings))
             results = {}
             for cell in group:
-                results[cell.policy.name] = cells.get(cell, cache, settings.workers)
+                results[cell.policy.name] = cells.get(cell, cache, settings.workers, settings.calls)
                 progress.advance(results[cell.policy.name].cached)
             outcome = Outcome(setting, results, summarise(setting, results, settings))
             outcomes.append(outcome)
-            progress.setting_done(short(setting))
+            progress.setting_done(short(setting, settings))
             columns = tables.columns(settings.slo_scale)
             printed.add(
-                tables.comparison_table(describe(setting), outcome.rows, columns, settings.confidence)
+                tables.comparison_table(
+                    describe(setting, settings), outcome.rows, columns, settings.confidence
+                )
             )
     for table in gain_tables(outcomes, settings):
         printed.add(table)
@@ -58,7 +60,7 @@ def run(job: Job) -> None:
     printed.out.print(f"Results: {job.run_dir}", soft_wrap=True, highlight=False)
 
 
-def _policies(settings: Settings) -> list[Policy]:
+def policies_of(settings: Settings) -> list[Policy]:
     """The policies in order, alpha set where the config gives it."""
     policies = [_load(name, spec) for name, spec in settings.policies.items()]
     for policy in policies:
@@ -80,26 +82,34 @@ def _load(name: str, spec: Mapping | str) -> Policy:
     return policy
 
 
-def _cells(setting: Setting, policies: list[Policy], settings: Settings) -> list[Cell]:
+def cells_of(setting: Setting, policies: list[Policy], settings: Settings) -> list[Cell]:
     chosen = settings.selection
     candidates = tuple(float(a) for a in np.linspace(0.0, 1.0, chosen.alphas).round(6))
     to_choose = chosen.policies if settings.alpha is None else ()
     return [Cell(setting, policy, candidates if policy.name in to_choose else ()) for policy in policies]
 
 
-class _Printed:
+class Printed:
     """Tables on stdout, and once more as plain text for the run directory."""
 
     def __init__(self) -> None:
         self.out = Console()
-        if not self.out.is_terminal:
+        self._same = not self.out.is_terminal
+        if self._same:
             self.out = Console(width=WIDTH)
-        self._log = Console(width=WIDTH, record=True, file=io.StringIO())
+        self._parts: list[str] = []
 
     def add(self, table: Table) -> None:
-        for console in (self.out, self._log):
-            console.print(table)
-            console.print()
+        plain = io.StringIO()
+        console = Console(width=WIDTH, file=plain)
+        console.print(table)
+        console.print()
+        self._parts.append(plain.getvalue())
+        if self._same:  # rendering takes longer than simulating
+            print(self._parts[-1], end="", flush=True)
+        else:
+            self.out.print(table)
+            self.out.print()
 
     def text(self) -> str:
-        return self._log.export_text()
+        return "".join(self._parts)

@@ -6,16 +6,27 @@ from dataclasses import fields
 
 import numpy as np
 
+from hexrepro import scheduling
 from hexrepro.cluster.profiles import load_cluster
+from hexrepro.cluster.types import Cluster
 from hexrepro.errors import InputError
 from hexrepro.experiments.cells import Setting
 from hexrepro.experiments.explain import suggest
 from hexrepro.experiments.settings import Settings, Traffic
-from hexrepro.scheduling import base_slo_s
 from hexrepro.scheduling.views import instance_views
 from hexrepro.simulator import EngineOptions
 from hexrepro.simulator.engine import check_fits
-from hexrepro.workload import Workload, arrival_times, generate, load, trace_names
+from hexrepro.workload import (
+    Workload,
+    arrival_times,
+    generate,
+    interleave,
+    load,
+    read_times_s,
+    trace_names,
+    with_cached_share,
+    with_random_tenants,
+)
 
 
 def settings_of(settings: Settings) -> list[Setting]:
@@ -26,37 +37,79 @@ def settings_of(settings: Settings) -> list[Setting]:
             f"selection.first_seed={chosen.first_seed} must be at least seeds={settings.seeds}: "
             "alpha is chosen on arrivals that are not reported"
         )
-    loads = [
-        (workload, rate_qps, *_arrivals(workload, rate_qps, settings))
-        for workload in (load_trace(name, settings.traffic) for name in settings.traffic.traces)
-        for rate_qps in settings.traffic.rates_qps
-    ]
+    traffic = settings.traffic
+    traces = [load_trace(name, traffic) for name in traffic.traces]
+    # arrivals of one number of queries at one rate, the same in every cluster view
+    drawn: dict[tuple, tuple[np.ndarray, np.ndarray]] = {}
     result = []
     for profile in settings.profiles:
-        cluster = load_cluster(settings.cluster, profile, model=settings.traffic.model)
+        cluster = load_cluster(
+            settings.cluster, profile, model=traffic.model, scale_out=settings.scale_out[profile]
+        )
         engine = engine_options(settings, profile)
-        for workload, rate_qps, arrivals_s, selection_arrivals_s in loads:
-            check_fits(workload, cluster, decode_blocks=engine.decode_blocks)
-            result.append(
-                Setting(
-                    profile=profile,
-                    trace=workload.name,
-                    rate_qps=rate_qps,
-                    workload=workload,
-                    cluster=cluster,
-                    engine=engine,
-                    estimator=settings.estimator,
-                    base_slo_s=base_slo_s(
-                        workload, instance_views(cluster), prefix_caching=engine.prefix_caching
-                    ),
-                    slo_scale=settings.slo_scale,
-                    arrivals_s=arrivals_s,
-                    seeds=np.arange(len(arrivals_s)),
-                    selection_arrivals_s=selection_arrivals_s,
-                    selection_seeds=chosen.first_seed + np.arange(chosen.seeds),
+        for trace in traces:
+            for rate_qps in traffic.rates_qps:
+                workload, base_slo_s = _asked(trace, rate_qps, settings, cluster, engine)
+                check_fits(workload, cluster, decode_blocks=engine.decode_blocks)
+                key = (trace.name, rate_qps)
+                if key not in drawn:
+                    drawn[key] = _arrivals(workload, _total_rate_qps(rate_qps, settings), settings)
+                arrivals_s, selection_arrivals_s = drawn[key]
+                result.append(
+                    Setting(
+                        profile=profile,
+                        trace=trace.name,
+                        arrivals=traffic.arrivals_name if rate_qps is not None else "recorded",
+                        rate_qps=rate_qps,
+                        workload=workload,
+                        cluster=cluster,
+                        scale_out=settings.scale_out[profile],
+                        engine=engine,
+                        estimator=settings.estimator,
+                        base_slo_s=base_slo_s,
+                        slo_scale=settings.slo_scale,
+                        arrivals_s=arrivals_s,
+                        seeds=np.arange(len(arrivals_s)),
+                        selection_arrivals_s=selection_arrivals_s,
+                        selection_seeds=chosen.first_seed + np.arange(chosen.seeds),
+                    )
                 )
-            )
     return result
+
+
+def _asked(
+    trace: Workload, rate_qps: float | None, settings: Settings, cluster: Cluster, engine: EngineOptions
+) -> tuple[Workload, float]:
+    """What the cluster is asked at this rate, and the base SLO of the trace in it (s)."""
+    seed = settings.traffic.trace_seed
+    if settings.traffic.cached_share is not None:
+        trace = with_cached_share(trace, settings.traffic.cached_share)
+    if settings.tenants is not None:
+        who = settings.tenants
+        trace = with_random_tenants(trace, who.names, who.slo_scales, who.shares, seed)
+    views = instance_views(cluster)
+    base_slo_s = scheduling.base_slo_s(trace, views, prefix_caching=engine.prefix_caching)
+    if settings.background is None:
+        return trace, base_slo_s
+    if rate_qps is None:
+        raise InputError("background needs a rate of the trace beside it: give workload.rate_qps")
+    other = settings.background
+    if other.trace not in trace_names():
+        raise InputError(f"background.workload={other.trace} is unknown{suggest(other.trace, trace_names())}")
+    queries = max(1, round(trace.n_queries * other.rate_qps / rate_qps))
+    second = generate(other.trace, seed=seed, n_queries=queries)
+    # every SLO is a multiple of one base SLO, the trace's; the second workload's is its own
+    own_s = scheduling.base_slo_s(second, views, prefix_caching=engine.prefix_caching)
+    scale = other.slo_scale * own_s / base_slo_s
+    second = second.with_tenants(np.zeros(queries, np.int32), (other.trace,), scale)
+    if trace.tenant_names == ("default",):
+        trace = trace.with_tenants(trace.tenant, (trace.name,), trace.slo_scale)
+    return interleave([trace, second], seed), base_slo_s
+
+
+def _total_rate_qps(rate_qps: float | None, settings: Settings) -> float | None:
+    """The rate of all queries together."""
+    return rate_qps if settings.background is None else rate_qps + settings.background.rate_qps
 
 
 def _arrivals(
@@ -64,28 +117,45 @@ def _arrivals(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Arrivals of the reported seeds float64[R, Q], and of those on which alpha is chosen float64[S, Q], seconds.
 
-    Recorded arrivals are one run, whatever the number of seeds; alpha is then chosen on Poisson arrivals of that rate.
+    Recorded arrivals are as many runs as they have stretches of Q queries, at most the number of seeds; alpha is then
+    chosen on Poisson arrivals of that rate.
     """
     traffic, chosen, n = settings.traffic, settings.selection, workload.n_queries
     process, options = traffic.arrivals, dict(traffic.arrival_options)
     if rate_qps is None or process == "recorded":
-        if not workload.has_arrivals:
-            raise InputError(
-                f"workload {workload.name!r} holds no arrivals: give it a rate, workload.rate_qps=0.5"
-            )
-        recorded_s = arrival_times("recorded", n, rate_qps, times_s=workload.arrival_s)
-        process, options, seeds = "poisson", {}, 0
-        rate_qps = (n - 1) / recorded_s[-1] if recorded_s[-1] > 0 else float(n)
+        reported = _recorded(workload, rate_qps, settings)
+        ends_s = reported[:, -1]
+        rate_qps = rate_qps or ((n - 1) / ends_s.mean() if ends_s.mean() > 0 else float(n))
+        process, options = "poisson", {}
     else:
-        seeds = settings.seeds
+        reported = None
 
     def draw(first: int, count: int) -> np.ndarray:
         return np.stack(
             [arrival_times(process, n, rate_qps, seed, **options) for seed in range(first, first + count)]
         )
 
-    reported = draw(0, seeds) if seeds else recorded_s[None, :]
-    return reported, draw(chosen.first_seed, chosen.seeds)
+    return draw(0, settings.seeds) if reported is None else reported, draw(chosen.first_seed, chosen.seeds)
+
+
+def _recorded(workload: Workload, rate_qps: float | None, settings: Settings) -> np.ndarray:
+    """Recorded arrivals float64[R, Q]: the trace's own as one run, or a file's, cut into runs one after the other."""
+    n, file = workload.n_queries, settings.traffic.arrivals_file
+    if file is None:
+        if not workload.has_arrivals:
+            raise InputError(
+                f"workload {workload.name!r} holds no arrivals: give it a rate, workload.rate_qps=0.5"
+                ", or recorded times, workload.arrivals_file=FILE"
+            )
+        return arrival_times("recorded", n, rate_qps, times_s=workload.arrival_s)[None, :]
+    times_s = read_times_s(file)
+    if len(times_s) < n:
+        raise InputError(f"{file}: holds {len(times_s)} times; the workload needs at least {n}")
+    # one factor for the whole file: a busy stretch stays busier than a quiet one
+    times_s = arrival_times("recorded", len(times_s), rate_qps, times_s=times_s)
+    runs = min(settings.seeds, len(times_s) // n)
+    cut = times_s[: runs * n].reshape(runs, n)
+    return cut - cut[:, :1]
 
 
 def engine_options(settings: Settings, profile: str) -> EngineOptions:

@@ -17,6 +17,7 @@ from pathlib import Path
 import hydra
 from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
@@ -25,6 +26,8 @@ from hexrepro.experiments import RUNNERS, Job
 from hexrepro.experiments.explain import explain, suggest
 from hexrepro.experiments.policy_group import register
 from hexrepro.paths import conf_dir
+
+HYDRAS_OWN = "multirun.yaml"  # the config that Hydra leaves in a sweep's directory
 
 
 class _Mistake(BaseException):
@@ -85,7 +88,7 @@ def _job(cfg: DictConfig) -> None:
         overrides=list(hydra_cfg.overrides.task),
     )
     try:
-        with _no_empty_directory(job.run_dir):
+        with _no_empty_directory(job.run_dir, sweep=hydra_cfg.mode == RunMode.MULTIRUN):
             runner = RUNNERS.get(str(cfg.run))
             if runner is None:
                 raise InputError(f"run={cfg.run} is unknown{suggest(str(cfg.run), RUNNERS)}")
@@ -98,12 +101,15 @@ def _job(cfg: DictConfig) -> None:
 
 
 @contextmanager
-def _no_empty_directory(run_dir: Path) -> Iterator[None]:
-    """Take the run directory away again when a run that failed has written nothing into it."""
+def _no_empty_directory(run_dir: Path, sweep: bool) -> Iterator[None]:
+    """Take the run directory away again when a run that failed has written nothing into it, and a sweep's when none of its
+    jobs has."""
     try:
         yield
     except BaseException:
-        for directory in (run_dir, *run_dir.parents[:2]):
+        for directory in (run_dir, *run_dir.parents[: 3 if sweep else 2]):
+            if sweep and [f.name for f in directory.iterdir()] == [HYDRAS_OWN]:
+                (directory / HYDRAS_OWN).unlink()
             try:
                 directory.rmdir()  # refuses when there is anything in it
             except OSError:

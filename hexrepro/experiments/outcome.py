@@ -1,4 +1,4 @@
-"""From the times of finished cells to the rows of a table, with intervals and ratios."""
+"""From the times of finished cells to numbers with intervals: of all queries, and of each tenant's."""
 
 from __future__ import annotations
 
@@ -10,41 +10,76 @@ from rich.table import Table
 
 from hexrepro.experiments.cells import CellResult, Setting
 from hexrepro.experiments.settings import Settings
+from hexrepro.experiments.tidy import ALL
 from hexrepro.report import tables
 from hexrepro.report.intervals import Interval, mean_interval, ratio_interval
-from hexrepro.report.metrics import measure
+from hexrepro.report.metrics import jain_index, measure, middle
 
 FOCUS = "hexgen_flow"
 
 
 @dataclass(frozen=True, eq=False)
+class Measured:
+    """One policy in one setting, for all queries or one tenant's.
+
+    samples: metric -> float64[R], one value a seed; values: its mean with interval; ratios: to the baseline, seeds
+    paired (None for the baseline itself).
+    """
+
+    policy: str
+    alpha: float | None
+    tenant: str
+    samples: Mapping[str, np.ndarray]
+    values: Mapping[str, Interval]
+    ratios: Mapping[str, Interval] | None
+
+
+@dataclass(frozen=True, eq=False)
 class Outcome:
-    """A finished setting: the result of each policy, and its rows of the table, the baseline first."""
+    """A finished setting: the result of each policy and its numbers, the baseline first."""
 
     setting: Setting
     results: Mapping[str, CellResult]
-    rows: Sequence[tables.Row]
+    measured: Sequence[Measured]
+
+    @property
+    def rows(self) -> list[tables.Row]:
+        """One row a policy, of all queries."""
+        return [tables.Row(m.policy, m.alpha, m.values, m.ratios) for m in self.measured if m.tenant == ALL]
 
 
-def describe(setting: Setting) -> str:
+def describe(setting: Setting, settings: Settings) -> str:
     """A setting in words, for titles."""
-    return f"{setting.trace}, {rate(setting)}; {hardware(setting)}; base SLO {setting.base_slo_s:.1f} s; {runs(setting)}"
+    parts = [
+        f"{setting.trace}, {rate(setting)}; {hardware(setting)}",
+        f"base SLO {setting.base_slo_s:.1f} s",
+        runs(setting),
+    ]
+    if settings.scored is not None:
+        parts.append(f"only the middle {settings.scored} queries count")
+    return "; ".join(parts)
 
 
-def short(setting: Setting) -> str:
+def short(setting: Setting, settings: Settings) -> str:
     """A setting in few words, for the progress."""
-    return f"{setting.trace}, {rate(setting)}, {setting.profile}"
+    axes = "".join(f", {name} {value}" for name, value in settings.axes.items())
+    where = f"{setting.cluster.name}, {setting.profile}, caching {setting.engine.prefix_caching}"
+    return f"{setting.trace}, {rate(setting)}, {where}{axes}"
 
 
 def rate(setting: Setting) -> str:
-    """Its arrival rate in words."""
-    return "recorded arrivals" if setting.rate_qps is None else f"{setting.rate_qps:g} queries/s"
+    """Its arrivals in words."""
+    if setting.rate_qps is None:
+        return "recorded arrivals"
+    process = "" if setting.arrivals == "poisson" else f" ({setting.arrivals})"
+    return f"{setting.rate_qps:g} queries/s{process}"
 
 
 def hardware(setting: Setting) -> str:
     """Its cluster, in which view, in words."""
     caching = setting.engine.prefix_caching
-    return f"{setting.cluster.name}, {setting.profile} step times, prefix caching: {caching}"
+    times = f" × {setting.scale_out}" if setting.scale_out > 1 else ""
+    return f"{setting.cluster.name}{times}, {setting.profile} step times, prefix caching: {caching}"
 
 
 def runs(setting: Setting) -> str:
@@ -52,37 +87,72 @@ def runs(setting: Setting) -> str:
     return f"{len(setting.seeds)} arrival seeds" if len(setting.seeds) > 1 else "one run, so no interval"
 
 
-def summarise(setting: Setting, results: Mapping[str, CellResult], settings: Settings) -> list[tables.Row]:
-    """One row a policy, the baseline first."""
-    samples = {name: _measure(setting, result, settings) for name, result in results.items()}
-    base = samples[settings.baseline]
-    metrics = list(base)
+def counted(setting: Setting, settings: Settings) -> dict[str, np.ndarray]:
+    """Which queries count, for all and for each tenant where there are several: name -> int[q]."""
+    n = setting.workload.n_queries
+    every = np.arange(n)[middle(n, settings.scored)]
+    names, tenant = setting.workload.tenant_names, setting.workload.tenant[every]
+    found = {ALL: every}
+    if len(names) > 1:
+        found |= {name: every[tenant == i] for i, name in enumerate(names) if (tenant == i).any()}
+    return found
 
-    def stacked(policy: str) -> np.ndarray:
-        return np.stack([samples[policy][m] for m in metrics])
 
-    def by_metric(interval: Interval) -> dict[str, Interval]:
-        return {name: Interval(*(x[i] for x in interval)) for i, name in enumerate(metrics)}
-
-    rows = []
-    for policy in sorted(samples, key=lambda name: name != settings.baseline):
-        values = by_metric(mean_interval(stacked(policy), settings.confidence))
-        ratios = None
-        if policy != settings.baseline:
-            against = stacked(settings.baseline)
-            ratios = by_metric(ratio_interval(stacked(policy), against, settings.confidence))
-        rows.append(tables.Row(policy, results[policy].alpha, values, ratios))
-    return rows
+def latency_s(result: CellResult) -> np.ndarray:
+    """float64[R, Q]: from a query's arrival to the end of its last call."""
+    return result.finish_s - result.arrival_s
 
 
 def normalised(setting: Setting, result: CellResult) -> np.ndarray:
     """float64[R, Q]: latencies over each query's SLO at scale 1."""
-    return (result.finish_s - result.arrival_s) / (setting.base_slo_s * setting.workload.slo_scale)
+    return latency_s(result) / (setting.base_slo_s * setting.workload.slo_scale)
 
 
-def _measure(setting: Setting, result: CellResult, settings: Settings) -> dict[str, np.ndarray]:
+def summarise(setting: Setting, results: Mapping[str, CellResult], settings: Settings) -> list[Measured]:
+    """Every policy's numbers with intervals, the baseline first; all policies and metrics share their resamples."""
+    samples = {name: _samples(setting, result, settings) for name, result in results.items()}
+    base = samples[settings.baseline]
+    order = sorted(samples, key=lambda name: name != settings.baseline)
+    at = [(policy, tenant, metric) for policy in order for tenant in base for metric in base[tenant]]
+    stacked = np.stack([samples[policy][tenant][metric] for policy, tenant, metric in at])
+    against = np.stack([base[tenant][metric] for _, tenant, metric in at])
+    values = mean_interval(stacked, settings.confidence)
+    ratios = ratio_interval(stacked, against, settings.confidence)
+
+    rows, begin = [], 0
+    for policy in order:
+        for tenant, by_metric in samples[policy].items():
+            end = begin + len(by_metric)
+            own, ratio = (_named(by_metric, x, begin, end) for x in (values, ratios))
+            begin = end
+            against_itself = policy == settings.baseline
+            rows.append(
+                Measured(
+                    policy, results[policy].alpha, tenant, by_metric, own, None if against_itself else ratio
+                )
+            )
+    return rows
+
+
+def _named(metrics: Mapping[str, np.ndarray], of: Interval, begin: int, end: int) -> dict[str, Interval]:
+    ends = zip(of.value[begin:end], of.low[begin:end], of.high[begin:end], strict=True)
+    return {metric: Interval(*each) for metric, each in zip(metrics, ends, strict=True)}
+
+
+def _samples(setting: Setting, result: CellResult, settings: Settings) -> dict[str, dict[str, np.ndarray]]:
+    """Tenant -> metric -> one value a seed. How the instances were used is a matter of all queries."""
     base_slo_s = setting.base_slo_s * setting.workload.slo_scale
-    return measure(result.arrival_s, result.finish_s, base_slo_s, settings.slo_scale) | result.engine
+    found = {
+        tenant: measure(
+            result.arrival_s[:, queries], result.finish_s[:, queries], base_slo_s[queries], settings.slo_scale
+        )
+        for tenant, queries in counted(setting, settings).items()
+    }
+    found[ALL] |= result.engine
+    if len(found) > 1:
+        shares = np.stack([of["attainment"] for tenant, of in found.items() if tenant != ALL], axis=-1)
+        found[ALL]["jain_attainment"] = jain_index(shares)
+    return found
 
 
 def gain_tables(outcomes: Sequence[Outcome], settings: Settings) -> Iterator[Table]:
@@ -97,9 +167,9 @@ def gain_tables(outcomes: Sequence[Outcome], settings: Settings) -> Iterator[Tab
 
 
 def _gain(outcome: Outcome, settings: Settings) -> tables.Gain:
-    rows = {row.policy: row for row in outcome.rows}
-    focus, baseline = rows[FOCUS], rows[settings.baseline]
-    p95 = {name: _measure(outcome.setting, r, settings)["p95_s"] for name, r in outcome.results.items()}
+    of = {m.policy: m for m in outcome.measured if m.tenant == ALL}
+    focus, baseline = of[FOCUS], of[settings.baseline]
+    p95 = {name: m.samples["p95_s"] for name, m in of.items()}
     best = min((name for name in p95 if name != FOCUS), key=lambda name: p95[name].mean())
     return tables.Gain(
         setting=f"{outcome.setting.trace}, {rate(outcome.setting)}",

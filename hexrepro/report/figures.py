@@ -1,69 +1,41 @@
-"""Figures in one style: the same colour for a policy everywhere, units on the axes, an interval around every line."""
+"""SLO attainment against SLO scale: the figure of the main job and of the attainment study."""
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from typing import NamedTuple
 
-import matplotlib as mpl
 import numpy as np
-import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
+from matplotlib.patheffects import withStroke
 
+from hexrepro.report.charts import policy_legend
 from hexrepro.report.intervals import mean_band
 from hexrepro.report.metrics import attainment, scale_at_attainment
+from hexrepro.report.style import COLUMN_IN, PAGE_IN, STRONG, drawing, headline, line_of, name_of, save
 
-_BLUE, _ORANGE, _GREEN, _RED, _PINK, _BROWN, _ROSE, _GREY, _YELLOW, _SKY = sns.color_palette("colorblind")
-_BLACK = (0.0, 0.0, 0.0)
-_LINES = {
-    "hexgen_flow": (_BLUE, "-"),
-    "vllm": (_BLACK, "-"),
-    "eft": (_GREEN, "-"),
-    "wb_fcfs": (_SKY, "--"),
-    "rr_pq": (_GREY, "--"),
-    "low": (_BROWN, "-"),
-    "ray": (_ORANGE, "-"),
-    "qlm": (_RED, "-"),
-    "vtc": (_PINK, "-"),
-    "llf": (_PINK, ":"),
-    "as_released": (_YELLOW, "-"),
-    "random": (_GREY, ":"),
-}
-_OTHERS = sns.color_palette("husl", 12)
-_STRONG = ("hexgen_flow", "vllm")
-COLUMN_IN, PAGE_IN = 3.5, 7.2
-
-_STYLE = {
-    **sns.axes_style("ticks"),
-    "font.size": 8,
-    "axes.titlesize": 8,
-    "axes.labelsize": 8,
-    "xtick.labelsize": 7,
-    "ytick.labelsize": 7,
-    "legend.fontsize": 7,
-    "axes.linewidth": 0.6,
-    "xtick.major.width": 0.6,
-    "ytick.major.width": 0.6,
-    "pdf.fonttype": 42,
-    "svg.hashsalt": "hexrepro",
-}
+__all__ = ["Curve", "attainment_figure", "attainment_panels", "curve_of", "save"]
 
 
-def line_of(policy: str) -> tuple[tuple[float, float, float], str]:
-    """Colour and line style of a policy; a policy of the user's own gets one by its name."""
-    return _LINES.get(policy) or (_OTHERS[zlib.crc32(policy.encode()) % len(_OTHERS)], "-.")
+class Curve(NamedTuple):
+    """One policy in one setting: SLO scales float[K], the share of queries (0..1) that attain each, its interval, and
+    the scale at which 95 % attain (inf when fewer ever do)."""
+
+    scale: np.ndarray
+    share: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    scale_at_95: float
 
 
-def save(figure: Figure, stem: Path) -> list[Path]:
-    """Write STEM.png (200 dpi) and STEM.pdf; the same figure gives the same bytes."""
-    files = [stem.with_name(f"{stem.name}.png"), stem.with_name(f"{stem.name}.pdf")]
-    with mpl.rc_context(_STYLE):
-        figure.savefig(files[0], dpi=200, metadata={"Software": None})
-        figure.savefig(files[1], metadata={"CreationDate": None})
-    return files
+Panels = Mapping[tuple[str, str], Mapping[str, Curve]]
+
+
+def curve_of(normalised: np.ndarray, scales: np.ndarray, confidence: float = 0.95) -> Curve:
+    """The curve of normalised latencies float[R, Q] (see `metrics`): mean over runs, with its interval."""
+    band = mean_band(attainment(normalised, scales).T, confidence)
+    return Curve(scales, *band, float(scale_at_attainment(normalised, 0.95).mean()))
 
 
 def attainment_figure(
@@ -72,87 +44,105 @@ def attainment_figure(
     title: str,
     baseline: str,
     confidence: float = 0.95,
-    strong: Sequence[str] = _STRONG,
+    strong: Sequence[str] = STRONG,
 ) -> Figure:
-    """SLO attainment against SLO scale, a row of panels for each rate and a column for each trace.
+    """The figure from latencies: panels are (rate label, trace) -> policy -> normalised latencies float[R, Q]."""
+    strong = (*strong, baseline)
+    curves = {}
+    for place, policies in panels.items():
+        ends = [scale_at_attainment(policies[p], 0.99).mean() for p in strong if p in policies]
+        scales = np.linspace(1.0, max([3.0, *(1.15 * e for e in ends if np.isfinite(e))]), 160)
+        curves[place] = {policy: curve_of(x, scales, confidence) for policy, x in policies.items()}
+    return attainment_panels(curves, title=title, strong=strong)
 
-    panels: (rate label, trace label) -> policy -> normalised latencies float[R, Q]. The policies in `strong` are drawn
-    heavier, and where they reach 95 % is written beside the line.
+
+def attainment_panels(panels: Panels, *, title: str, strong: Sequence[str] = STRONG) -> Figure:
+    """A row of panels for each rate and a column for each trace; panels are (rate label, trace) -> policy -> curve.
+
+    The policies in `strong` are drawn heavier, and where they reach 95 % is written beside the line.
     """
     rates = list(dict.fromkeys(rate for rate, _ in panels))
     traces = list(dict.fromkeys(trace for _, trace in panels))
     policies = list(dict.fromkeys(policy for curves in panels.values() for policy in curves))
-    strong = [p for p in dict.fromkeys((*strong, baseline)) if p in policies]
-    width = COLUMN_IN if len(traces) == 1 else PAGE_IN
-    legend_rows = -(-len(policies) // (3 if len(traces) == 1 else 6))
-    with mpl.rc_context(_STYLE):
-        figure = Figure(figsize=(width, 1.75 * len(rates) + 0.5 + 0.16 * legend_rows), layout="constrained")
-        axes = figure.subplots(len(rates), len(traces), squeeze=False, sharey=True)
+    strong = [p for p in dict.fromkeys(strong) if p in policies]
+    narrow = len(traces) == 1
+    legend_rows = -(-len(policies) // (3 if narrow else 6))
+    with drawing(
+        COLUMN_IN if narrow else PAGE_IN,
+        1.75 * len(rates) + 0.5 + 0.16 * legend_rows,
+        len(rates),
+        len(traces),
+        sharey=True,
+    ) as (figure, axes):
         for i, rate in enumerate(rates):
             for j, trace in enumerate(traces):
                 ax = axes[i, j]
                 if (rate, trace) not in panels:
                     ax.set_axis_off()
                     continue
-                _draw_panel(ax, panels[rate, trace], strong, confidence)
-                ax.set_title(f"{trace.replace('trace', 'Trace ')}, {rate}")
+                _draw_panel(ax, panels[rate, trace], strong)
+                ax.set_title(f"{name_of(trace)}, {rate}")
                 if j == 0:
                     ax.set_ylabel("SLO attainment (%)")
                 if i == len(rates) - 1:
                     ax.set_xlabel("SLO scale (× base SLO)")
-        handles = [
-            Line2D([], [], color=line_of(p)[0], ls=line_of(p)[1], lw=1.8 if p in strong else 1.0)
-            for p in policies
-        ]
-        figure.legend(
-            handles, policies, loc="outside lower center", ncols=3 if len(traces) == 1 else 6, frameon=False
-        )
-        figure.suptitle(title, fontsize=8.5, x=0.01, ha="left")
+        policy_legend(figure, policies, strong, columns=3 if narrow else 6)
+        headline(figure, title)
     return figure
 
 
-def _scales(curves: Mapping[str, np.ndarray], strong: Sequence[str]) -> np.ndarray:
-    """Scales from 1 to a little beyond where the heavier lines have reached 99 %."""
-    ends = [scale_at_attainment(curves[p], 0.99).mean() for p in strong if p in curves]
-    return np.linspace(1.0, max([3.0, *(1.15 * e for e in ends if np.isfinite(e))]), 160)
-
-
-def _draw_panel(ax: Axes, curves: Mapping[str, np.ndarray], strong: Sequence[str], confidence: float) -> None:
-    scales = _scales(curves, strong)
+def _draw_panel(ax: Axes, curves: Mapping[str, Curve], strong: Sequence[str]) -> None:
     ax.axhline(95, color="0.75", lw=0.6, zorder=0)
-    for policy, normalised in sorted(curves.items(), key=lambda item: item[0] in strong):
+    for policy, curve in sorted(curves.items(), key=lambda item: item[0] in strong):
         colour, style = line_of(policy)
-        band = mean_band(100.0 * attainment(normalised, scales).T, confidence)
         heavy = policy in strong
         ax.plot(
-            scales, band.value, color=colour, ls=style, lw=1.8 if heavy else 1.0, zorder=3 if heavy else 2
+            curve.scale,
+            100 * curve.share,
+            color=colour,
+            ls=style,
+            lw=1.8 if heavy else 1.0,
+            zorder=3 if heavy else 2,
         )
-        if np.isfinite(band.low).all() and np.isfinite(band.high).all():
+        if np.isfinite(curve.low).all() and np.isfinite(curve.high).all():
             ax.fill_between(
-                scales, band.low, band.high, color=colour, alpha=0.25 if heavy else 0.10, lw=0, zorder=1
+                curve.scale,
+                100 * curve.low,
+                100 * curve.high,
+                color=colour,
+                alpha=0.25 if heavy else 0.10,
+                lw=0,
+                zorder=1,
             )
-    for policy in strong:
-        if policy in curves:
-            _mark_95(
-                ax, float(scale_at_attainment(curves[policy], 0.95).mean()), line_of(policy)[0], scales[-1]
-            )
-    ax.set_xlim(scales[0], scales[-1])
+    end = _end([curves[p] for p in strong if p in curves] or list(curves.values()))
+    marks = [(curves[p].scale_at_95, line_of(p)[0]) for p in strong if p in curves]
+    for scale, colour in marks:
+        if np.isfinite(scale) and scale <= end:
+            _mark_95(ax, scale, colour, left=any(0 < other - scale < 0.13 * end for other, _ in marks))
+    ax.set_xlim(min(c.scale[0] for c in curves.values()), end)
     ax.set_ylim(0, 103)
     ax.set_yticks([0, 25, 50, 75, 100])
-    sns.despine(ax=ax)
 
 
-def _mark_95(ax: Axes, scale: float, colour, limit: float) -> None:
-    if not np.isfinite(scale) or scale > limit:
-        return
+def _end(curves: Sequence[Curve]) -> float:
+    """A little beyond the scale where all these lines have reached 99 %, or the last scale there is."""
+    last = max(c.scale[-1] for c in curves)
+    reached = [c.scale[np.argmax(c.share >= 0.99)] if (c.share >= 0.99).any() else np.inf for c in curves]
+    return float(min(last, max(3.0, 1.15 * max(reached))))
+
+
+def _mark_95(ax: Axes, scale: float, colour, left: bool) -> None:
+    """The dot where a line passes 95 %, and its scale; to the left where another dot is close by on the right."""
     ax.plot([scale], [95], "o", color=colour, ms=3, zorder=4)
     ax.annotate(
         f"{scale:.1f}",
         (scale, 95),
-        xytext=(3, -8),
+        xytext=(-3, -8) if left else (3, -8),
+        ha="right" if left else "left",
         textcoords="offset points",
         color=colour,
         fontsize=7,
         fontweight="bold",
+        path_effects=[withStroke(linewidth=1.5, foreground="white")],  # legible where it crosses a line
         zorder=5,
     )

@@ -32,7 +32,7 @@ class Interval(NamedTuple):
 def mean_interval(samples: np.ndarray, confidence: float = 0.95) -> Interval:
     """Mean over seeds. samples: float[..., R], one value a seed."""
     samples = np.asarray(samples, np.float64)
-    return _bootstrap((samples,), lambda x, axis: np.mean(x, axis=axis), confidence)
+    return _bootstrap((samples,), lambda mean: mean, confidence)
 
 
 def mean_band(samples: np.ndarray, confidence: float = 0.95) -> Interval:
@@ -49,9 +49,9 @@ def mean_band(samples: np.ndarray, confidence: float = 0.95) -> Interval:
 def ratio_interval(samples: np.ndarray, baseline: np.ndarray, confidence: float = 0.95) -> Interval:
     """Mean of `samples` over mean of `baseline`, seeds paired. Both float[..., R]."""
 
-    def ratio(x, y, axis):
+    def ratio(x, y):
         with np.errstate(divide="ignore", invalid="ignore"):
-            return np.mean(x, axis=axis) / np.mean(y, axis=axis)
+            return x / y
 
     samples, baseline = np.asarray(samples, np.float64), np.asarray(baseline, np.float64)
     return _bootstrap((samples, baseline), ratio, confidence)
@@ -67,17 +67,18 @@ def _expanded(confidence: float, n: int) -> float:
     return float(stats.norm.cdf(t) - stats.norm.cdf(-t))
 
 
-def _bootstrap(data: tuple[np.ndarray, ...], statistic, confidence: float) -> Interval:
-    """BCa bootstrap along the last axis; the same resamples for every row, and the same on every call (seed 0)."""
+def _bootstrap(data: tuple[np.ndarray, ...], of_means, confidence: float) -> Interval:
+    """BCa bootstrap, along the last axis, of a function of the data's means; the same resamples for every row, and the
+    same on every call (seed 0)."""
     shape, seeds = data[0].shape[:-1], data[0].shape[-1]
     rows = [x.reshape(-1, seeds) for x in data]
-    value = np.atleast_1d(statistic(*rows, axis=-1))
+    value = of_means(*(x.mean(axis=-1) for x in rows))
     low, high = value.copy(), value.copy()
     varies = np.isfinite(value) & ~_constant(rows)
     if seeds == 1:
         low[varies], high[varies] = -np.inf, np.inf  # one seed says nothing about the spread
     elif varies.any():
-        ends = _ends([x[varies] for x in rows], statistic, confidence)
+        ends = _ends([x[varies] for x in rows], of_means, confidence)
         # a ratio to what is nearly always 0 has no ends
         low[varies], high[varies] = (
             np.where(np.isnan(e), o, e) for e, o in zip(ends, (-np.inf, np.inf), strict=True)
@@ -85,14 +86,23 @@ def _bootstrap(data: tuple[np.ndarray, ...], statistic, confidence: float) -> In
     return Interval(value.reshape(shape), low.reshape(shape), high.reshape(shape))
 
 
-def _ends(rows: list[np.ndarray], statistic, confidence: float) -> tuple[np.ndarray, np.ndarray]:
+def _ends(rows: list[np.ndarray], of_means, confidence: float) -> tuple[np.ndarray, np.ndarray]:
     """Lower and upper ends: BCa, or Student's interval with the jackknife's error where BCa is undefined (hardly any
     spread) or has too few seeds to resample."""
     seeds = rows[0].shape[-1]
-    value = statistic(*rows, axis=-1)
-    left_out = np.stack([statistic(*(np.delete(x, i, axis=-1) for x in rows), axis=-1) for i in range(seeds)])
+
+    def statistic(picked: np.ndarray, axis: int = -1) -> np.ndarray:
+        """For resamples given as indices of seeds, int[..., k]: float[rows, ...]. One matrix product serves all rows."""
+        flat = picked.reshape(-1, picked.shape[-1])
+        at = np.arange(len(flat))[:, None] * seeds + flat
+        weights = np.bincount(at.ravel(), minlength=len(flat) * seeds).reshape(-1, seeds) / flat.shape[-1]
+        return of_means(*(x @ weights.T for x in rows)).reshape(-1, *picked.shape[:-1])
+
+    value = of_means(*(x.mean(axis=-1) for x in rows))
+    left_out = of_means(*((x.sum(axis=-1, keepdims=True) - x) / (seeds - 1) for x in rows))
     with np.errstate(invalid="ignore"):
-        error = np.sqrt((seeds - 1) / seeds * ((left_out - left_out.mean(axis=0)) ** 2).sum(axis=0))
+        apart = left_out - left_out.mean(axis=-1, keepdims=True)
+        error = np.sqrt((seeds - 1) / seeds * (apart**2).sum(axis=-1))
     half = stats.t.ppf((1 + confidence) / 2, seeds - 1) * error
     low, high = value - half, value + half
     if seeds < FEW_SEEDS:
@@ -100,12 +110,11 @@ def _ends(rows: list[np.ndarray], statistic, confidence: float) -> tuple[np.ndar
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore", stats.DegenerateDataWarning)
         bca = stats.bootstrap(
-            rows,
+            (np.arange(seeds),),
             statistic,
             axis=-1,
-            paired=len(rows) > 1,
+            vectorized=True,
             n_resamples=RESAMPLES,
-            batch=500,
             confidence_level=_expanded(confidence, seeds),
             method="BCa",
             rng=np.random.default_rng(0),

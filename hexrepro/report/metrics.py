@@ -25,6 +25,27 @@ def quantile(latency_s: np.ndarray, p: float) -> np.ndarray:
     return np.where(np.isinf(ordered[..., low + 1]), np.inf, between)
 
 
+def quantiles(latency_s: np.ndarray, levels: np.ndarray) -> np.ndarray:
+    """`quantile` at several levels. latency_s: float64[..., Q]; levels: float[K]. Returns float[..., K]."""
+    ordered = np.sort(np.asarray(latency_s, np.float64), axis=-1)
+    place = np.asarray(levels) * (ordered.shape[-1] - 1)
+    low = np.floor(place).astype(np.int64)
+    weight = place - low
+    below = ordered[..., low]
+    above = ordered[..., np.minimum(low + 1, ordered.shape[-1] - 1)]
+    with np.errstate(invalid="ignore"):  # as in `quantile`
+        between = below + weight * (above - below)
+    return np.where(weight == 0.0, below, np.where(np.isinf(above), np.inf, between))
+
+
+def middle(n: int, scored: int | None) -> slice:
+    """The middle `scored` of n queries in order of arrival; all of them when None or not fewer."""
+    if scored is None or scored >= n:
+        return slice(0, n)
+    first = (n - scored) // 2
+    return slice(first, first + scored)
+
+
 def attainment(normalised: np.ndarray, scales: np.ndarray | float) -> np.ndarray:
     """Share of queries that attain each SLO scale.
 

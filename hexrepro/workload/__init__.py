@@ -1,8 +1,9 @@
 """What is asked of the cluster: queries, stages and LLM calls, their arrivals, SLOs and tenants."""
 
-from hexrepro.workload.arrivals import PROCESSES, arrival_times
+from hexrepro.workload.arrivals import PROCESSES, arrival_times, read_times_s
 from hexrepro.workload.describe import describe, distinct_queries
 from hexrepro.workload.generate import TraceTables, generate, load_tables, trace_names
+from hexrepro.workload.mix import interleave, with_cached_share, with_random_tenants
 from hexrepro.workload.readers import (
     load,
     read_parquet,
@@ -21,11 +22,15 @@ __all__ = [
     "describe",
     "distinct_queries",
     "generate",
+    "interleave",
     "load",
     "load_tables",
     "read_parquet",
     "read_released_json",
+    "read_times_s",
     "trace_names",
+    "with_cached_share",
+    "with_random_tenants",
     "write_parquet",
     "write_released_json",
 ]

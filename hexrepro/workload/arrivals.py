@@ -6,7 +6,9 @@ simulator's.
 
 from __future__ import annotations
 
+import csv
 import inspect
+import os
 from collections.abc import Callable
 
 import numpy as np
@@ -94,6 +96,31 @@ def onoff(
     return on_clock + off_before[phase + (0 if starts_on else 1)]
 
 
+def modulated(
+    n: int, rate_qps: float, seed: int, sigma: float = 0.5, corr_queries: float = 50.0
+) -> np.ndarray:
+    """Poisson arrivals whose rate wanders: its logarithm is an Ornstein-Uhlenbeck process in its steady state.
+
+    ``sigma``: standard deviation of the log rate. ``corr_queries``: the log rate's correlation time in mean gaps, so that
+    counts are as bursty at any rate (as a recorded trace is when it is stretched). The mean rate holds:
+    the rate is rate_qps * exp(sigma x - sigma^2 / 2), x standard normal. It is held for 1/20 of the correlation time.
+    """
+    sigma, corr = _positive("sigma", sigma), _positive("corr_queries", corr_queries)
+    rng = _rng(seed)
+    count = np.cumsum(rng.standard_exponential(n))  # arrival times on a clock on which the rate is 1
+    step = corr / 20
+    keep = np.exp(-step / corr)
+    x, upto = (
+        rng.standard_normal(),
+        [0.0],
+    )  # the log rate over sigma; the expected count at the end of each step
+    while upto[-1] <= count[-1]:
+        for noise in rng.standard_normal(16 + int(n / step)) * np.sqrt(1 - keep**2):
+            upto.append(upto[-1] + step * np.exp(sigma * x - sigma**2 / 2))
+            x = keep * x + noise
+    return np.interp(count, upto, np.arange(len(upto)) * step) / rate_qps
+
+
 def deterministic(n: int, rate_qps: float, seed: int) -> np.ndarray:
     """One query every 1/rate seconds, the first after 1/rate. The seed has no effect."""
     return np.arange(1, n + 1) / rate_qps
@@ -145,10 +172,50 @@ PROCESSES: dict[str, Callable[..., np.ndarray]] = {
     "poisson": poisson,
     "gamma": gamma,
     "onoff": onoff,
+    "modulated": modulated,
     "deterministic": deterministic,
     "recorded": recorded,
     "released": released,
 }
+
+
+def read_times_s(path: str | os.PathLike[str]) -> np.ndarray:
+    """Recorded arrival times from a text file, float64[n], seconds from the first.
+
+    One time a line: seconds as a number, or a date and time of day. In a CSV file the first column counts; a first line
+    that holds no time is taken for a header.
+    """
+    try:
+        with open(path, encoding="utf-8", newline="") as file:
+            cells = [row[0].strip() for row in csv.reader(file) if row and row[0].strip()]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
+    times: list[float] = []
+    for line, text in enumerate(cells):
+        time = _seconds(text)
+        if time is not None:
+            times.append(time)
+        elif line > 0:
+            raise InputError(f"{path}: line {line + 1} holds {text!r}; it must be seconds or a date and time")
+    if len(times) < 2:
+        raise InputError(f"{path}: holds {len(times)} times; it must hold at least 2, one a line")
+    later = np.array(times)
+    if np.any(np.diff(later) < 0):
+        at = int(np.argmax(np.diff(later) < 0)) + 1
+        raise InputError(f"{path}: time {at + 1} is before the one above it; times must not fall")
+    return later - later[0]
+
+
+def _seconds(text: str) -> float | None:
+    try:
+        number = float(text)
+    except ValueError:
+        try:
+            # NumPy reads ISO 8601 with any number of decimals
+            return float(np.datetime64(text.rstrip("Z"), "ns").astype(np.int64)) * 1e-9
+        except ValueError:
+            return None
+    return number if np.isfinite(number) else None
 
 
 def _rng(seed: int) -> np.random.Generator:

@@ -107,6 +107,17 @@ class Workload:
         scale = np.full(self.n_queries, float(slo_scale)) if np.ndim(slo_scale) == 0 else slo_scale
         return replace(self, tenant=tenant, tenant_names=tuple(names), slo_scale=scale)
 
+    def with_prefixes(self, template: np.ndarray, template_tokens: np.ndarray) -> Workload:
+        """The same calls with other shared templates (int32[n] ids, -1 = none, and their lengths), and no contexts."""
+        none = np.full(self.n_calls, -1)
+        return replace(
+            self,
+            template=template,
+            template_tokens=template_tokens,
+            context=none,
+            context_tokens=np.zeros(self.n_calls),
+        )
+
     def take(self, query_indices: np.ndarray) -> Workload:
         """The named queries, in that order, repeats allowed. A repeat keeps its template and context ids, so
         prefix caching sees it as the same text. When there are arrivals the queries are put in order of

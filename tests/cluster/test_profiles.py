@@ -346,3 +346,19 @@ def test_importing_the_room_is_cheap():
     heavy = ("pandas", "scipy", "numba", "aiconfigurator_core")
     code = f"import sys, hexrepro.cluster; print([m for m in {heavy} if m in sys.modules])"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
+
+
+def test_scale_out_repeats_the_list_in_order():
+    once, thrice = load_cluster("hetero1", "silicon"), load_cluster("hetero1", "silicon", scale_out=3)
+    assert [i.gpu for i in thrice.instances] == 3 * [i.gpu for i in once.instances]
+    assert [i.name for i in thrice.instances[:6]] == [
+        "a100-0",
+        "a6000-0",
+        "a100-1",
+        "a6000-1",
+        "a100-2",
+        "a6000-2",
+    ]
+    assert thrice.name == once.name
+    with pytest.raises(InputError, match="scale_out is 0"):
+        load_cluster("hetero1", "silicon", scale_out=0)

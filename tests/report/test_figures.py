@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hexrepro.report import figures
+from hexrepro.report import figures, style
 
 
 def panels() -> dict:
@@ -29,7 +29,7 @@ def test_marks_say_where_95_percent_attain():
 
 def test_a_line_is_the_share_of_queries_that_attain():
     figure = figures.attainment_figure(panels(), title="t", baseline="vllm")
-    line = next(line for line in figure.axes[0].lines if line.get_color() == figures.line_of("vllm")[0])
+    line = next(line for line in figure.axes[0].lines if line.get_color() == style.line_of("vllm")[0])
     scales, shares = line.get_data()
     values = panels()["1 queries/s", "a"]["vllm"]
     expected = [100 * np.mean(values <= s) for s in scales]
@@ -37,9 +37,9 @@ def test_a_line_is_the_share_of_queries_that_attain():
 
 
 def test_a_policy_keeps_its_colour():
-    known = {figures.line_of(p) for p in figures._LINES}
-    assert len(known) == len(figures._LINES)
-    assert figures.line_of("mine") == figures.line_of("mine")
+    known = {style.line_of(p) for p in style.LINES}
+    assert len(known) == len(style.LINES)
+    assert style.line_of("mine") == style.line_of("mine")
 
 
 def test_the_same_figure_gives_the_same_bytes(tmp_path):

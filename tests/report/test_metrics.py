@@ -23,6 +23,22 @@ def test_quantile_of_unfinished_queries_is_infinite_only_where_they_weigh():
     assert metrics.quantile(np.array([1.0, 2.0, 3.0, INF]), 2 / 3) == pytest.approx(3.0)
 
 
+def test_quantiles_are_quantile_at_each_level():
+    latency_s = np.array([[5.0, 1.0, 3.0, INF, 2.0], [7.0, 7.0, 1.0, 0.0, 2.0]])
+    levels = np.array([0.01, 0.25, 0.5, 0.7, 0.75, 0.9, 0.99])
+    found = metrics.quantiles(latency_s, levels)
+    assert found.shape == (2, 7)
+    np.testing.assert_array_equal(found, np.stack([metrics.quantile(latency_s, p) for p in levels], axis=-1))
+
+
+@pytest.mark.parametrize(
+    ("n", "scored", "kept"),
+    [(6, 2, [2, 3]), (7, 2, [2, 3]), (7, 3, [2, 3, 4]), (4, 4, [0, 1, 2, 3]), (3, 50, [0, 1, 2]), (3, None, [0, 1, 2])],
+)  # fmt: skip
+def test_the_middle_queries(n, scored, kept):
+    assert list(np.arange(n)[metrics.middle(n, scored)]) == kept
+
+
 def test_attainment_counts_every_query_and_a_tie_attains():
     normalised = np.array([1.0, 2.0, 3.0, INF])
     assert metrics.attainment(normalised, 2.0) == 0.5

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import stats
+from scipy import integrate, stats
 
 from hexrepro.errors import InputError
-from hexrepro.workload import PROCESSES, arrival_times
+from hexrepro.workload import PROCESSES, arrival_times, read_times_s
 
 RATE_QPS = 0.5
 
@@ -19,7 +19,7 @@ def gaps(process: str, n: int, seed: int = 0, **options: object) -> np.ndarray:
 
 
 @given(
-    st.sampled_from(["poisson", "gamma", "onoff", "deterministic", "released"]),
+    st.sampled_from(["poisson", "gamma", "onoff", "modulated", "deterministic", "released"]),
     st.integers(1, 300),
     st.floats(0.01, 100),
     st.integers(0, 2**31),
@@ -106,6 +106,71 @@ def test_onoff_with_fixed_phases_is_silent_while_off():
     assert silent == pytest.approx(30.0, abs=0.2)
 
 
+@pytest.mark.parametrize("sigma", [0.2, 1.0])
+def test_modulated_keeps_the_mean_rate_and_has_the_dispersion_of_its_law(sigma):
+    """Counts up to a fixed time over 1000 seeds: the mean is rate times time, and the variance over the mean is that of a
+    Poisson process whose log rate is an Ornstein-Uhlenbeck process, 1 + 2 r/T int_0^T (T - u)(exp(s^2 e^(-u/c)) - 1) du."""
+    horizon_s, corr_queries = 160.0, 30.0
+    corr_s = corr_queries / RATE_QPS
+    counts = np.array(
+        [
+            np.searchsorted(
+                arrival_times("modulated", 1200, RATE_QPS, seed, sigma=sigma, corr_queries=corr_queries),
+                horizon_s,
+            )
+            for seed in range(1000)
+        ]
+    )
+    assert counts.max() < 1200
+    assert abs(counts.mean() - RATE_QPS * horizon_s) < 3.5 * counts.std() / np.sqrt(len(counts))
+    integral, _ = integrate.quad(
+        lambda u: (horizon_s - u) * (np.exp(sigma**2 * np.exp(-u / corr_s)) - 1), 0, horizon_s
+    )
+    expected = 1 + 2 * RATE_QPS / horizon_s * integral
+    # fourth moments are heavy at sigma 1
+    assert counts.var() / counts.mean() == pytest.approx(expected, rel=0.12 if sigma < 1 else 0.25)
+
+
+def test_modulated_stretches_with_the_rate():
+    slow = arrival_times("modulated", 200, 0.5, seed=3, sigma=0.7, corr_queries=20)
+    fast = arrival_times("modulated", 200, 5.0, seed=3, sigma=0.7, corr_queries=20)
+    np.testing.assert_allclose(slow, 10 * fast)
+
+
+@pytest.mark.parametrize(
+    ("text", "times"),
+    [
+        ("0\n1.5\n4\n", [0, 1.5, 4]),
+        ("time\n10\n12\n", [0, 2]),
+        ("TIMESTAMP,Tokens\n2023-11-16 18:15:46.6805900,3\n2023-11-16 18:16:46.7805900,4\n", [0, 60.1]),
+        ("2024-02-28T23:59:59Z\n2024-02-29T00:00:01Z\n\n", [0, 2]),
+    ],
+    ids=["seconds", "header", "date and time in a CSV", "ISO 8601"],
+)
+def test_a_file_of_times(text, times, tmp_path):
+    (tmp_path / "times.csv").write_text(text)
+    np.testing.assert_allclose(read_times_s(tmp_path / "times.csv"), times, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("1\n2\nlater\n", ["line 3", "'later'"]),
+        ("when\n1\n", ["1 times", "at least 2"]),
+        ("3\n1\n", ["time 2 is before"]),
+        (None, ["cannot be read"]),
+    ],
+)
+def test_a_file_of_times_with_a_mistake(text, words, tmp_path):
+    file = tmp_path / "times.csv"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(InputError) as caught:
+        read_times_s(file)
+    for word in ("times.csv", *words):
+        assert word in str(caught.value)
+
+
 def test_deterministic():
     assert arrival_times("deterministic", 3, 2.0).tolist() == [0.5, 1.0, 1.5]
 
@@ -146,6 +211,8 @@ def test_recorded_times_are_shifted_and_stretched():
         (("gamma", 5, 1.0), {"cv": 0.0}, ["cv is 0.0"]),
         (("onoff", 5, 1.0), {"peak": 0.5}, ["peak is 0.5", "at least 1"]),
         (("onoff", 5, 1.0), {"on_s": -1.0}, ["on_s is -1.0"]),
+        (("modulated", 5, 1.0), {"sigma": 0.0}, ["sigma is 0.0"]),
+        (("modulated", 5, 1.0), {"corr_queries": -1.0}, ["corr_queries is -1.0"]),
         (("recorded", 2), {}, ["times_s"]),
         (("recorded", 3), {"times_s": [0.0, 1.0]}, ["holds 2 times", "n = 3"]),
         (("recorded", 2), {"times_s": [1.0, 0.0]}, ["times_s[1] is 0.0", "before 1.0"]),
