@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, fields
+from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from hexrepro.experiments.cache import (
     check_cache_dir,
     code_version,
     fingerprint,
-    source_hash,
+    prune,
     write_atomically,
 )
 from hexrepro.experiments.compare import Printed, policies_of
@@ -44,6 +45,7 @@ from hexrepro.scheduling.views import instance_views
 from hexrepro.simulator import EngineOptions
 from hexrepro.simulator.engine import usable_cores
 from hexrepro.simulator.session import Simulation
+from hexrepro.tuning import online
 from hexrepro.tuning.feed import Feed
 from hexrepro.tuning.online import OnlineOptions, OnlineTuner
 from hexrepro.workload import Workload
@@ -51,7 +53,6 @@ from hexrepro.workload import Workload
 TAIL_WINDOW_S = 200.0  # of the sliding P95 that is drawn and that recovery is read from
 SAMPLE_S = 20.0
 HINDSIGHT = "hindsight"
-SOURCES = ("experiments/alpha_online.py", "experiments/day.py", "tuning")
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,15 @@ class Plan:
 
     def key(self, seed: int) -> str:
         """Its name in the cache."""
-        return fingerprint(code_version(), source_hash(*SOURCES), self, seed)
+        return fingerprint(code_version(), _recipe(), self, seed)
+
+
+@cache
+def _recipe() -> tuple[str, ...]:
+    """The sources, beside the simulator's, that decide what a day gives."""
+    here, there = Path(__file__), Path(online.__file__).parent
+    files = [here, here.with_name("day.py"), *sorted(there.glob("*.py"))]
+    return tuple(file.read_text(encoding="utf-8") for file in files)
 
 
 def run(job: Job) -> None:
@@ -93,22 +102,24 @@ def run(job: Job) -> None:
     settings = read_settings(job.cfg, job.choices)
     plans = list(_plans(settings, job))
     outputs.check_writable(job.run_dir)
-    cache = check_cache_dir()
+    directory = check_cache_dir()
     printed = Printed()
     rows, timeline = [], []
-    with Cells(len(plans) * settings.seeds, printed.out, what="seeds") as progress:
+    with Cells(len(plans) * settings.seeds, printed.out, unit="seeds") as progress:
         for plan in plans:
             progress.begin(plan.profile)
-            by_seed = _all_seeds(plan, settings, cache, progress)
+            by_seed = _all_seeds(plan, settings, directory, progress)
             progress.setting_done(f"day, {plan.profile}")
             table, found = _summarise(plan, by_seed, settings)
             printed.add(table)
             rows += found
             timeline += _timeline(plan, by_seed[0], settings)
-    tidy.write(job.run_dir / "alpha_online.csv", rows)
-    tidy.write(job.run_dir / "timeline.csv", timeline)
-    (job.run_dir / "tables.txt").write_text(printed.text(), encoding="utf-8")
-    outputs.write_config(job, job.run_dir)
+    with outputs.all_or_nothing(job.run_dir) as part:
+        tidy.write(part / "alpha_online.csv", rows)
+        tidy.write(part / "timeline.csv", timeline)
+        (part / "tables.txt").write_text(printed.text(), encoding="utf-8")
+        outputs.write_config(job, part)
+    prune(directory)
     printed.out.print(f"Results: {job.run_dir}", soft_wrap=True, highlight=False)
 
 
@@ -127,7 +138,7 @@ def _plans(settings: Settings, job: Job) -> Iterator[Plan]:
         raise InputError("tuners is empty; name at least one, such as tuners.mine={trigger: always}")
     hindsight = plain["hindsight"]
     for profile in settings.profiles:
-        cluster = load_cluster(settings.cluster, profile, scale_out=settings.scale_out)
+        cluster = load_cluster(settings.cluster, profile, scale_out=settings.scale_out[profile])
         engine = engine_options(settings, profile)
         day = read_day(plain["day"], cluster)
         views = instance_views(cluster)
@@ -169,9 +180,9 @@ def _options(name: str, spec: Mapping[str, Any] | None) -> OnlineOptions:
 # ---- one seed ----------------------------------------------------------------------------------------------
 
 
-def _all_seeds(plan: Plan, settings: Settings, cache: Path, progress: Cells) -> list[dict]:
+def _all_seeds(plan: Plan, settings: Settings, directory: Path, progress: Cells) -> list[dict]:
     """What `run_seed` gives for each seed, from the cache where it is there."""
-    files = [cache / f"{plan.key(seed)}.day.json" for seed in range(settings.seeds)]
+    files = [directory / f"{plan.key(seed)}.day.json" for seed in range(settings.seeds)]
     missing = [seed for seed, file in enumerate(files) if not file.exists()]
     for _ in range(settings.seeds - len(missing)):
         progress.advance(cached=True)

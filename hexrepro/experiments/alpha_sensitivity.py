@@ -14,17 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from omegaconf import DictConfig, OmegaConf
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from hexrepro.errors import InputError
-from hexrepro.experiments import Job, outputs
+from hexrepro.experiments import Job, outputs, tidy
 from hexrepro.experiments.cache import check_cache_dir, prune
 from hexrepro.experiments.cells import Setting
-from hexrepro.experiments.evaluations import evaluator, labels, row
+from hexrepro.experiments.evaluations import evaluator, row
 from hexrepro.experiments.inputs import settings_of
 from hexrepro.experiments.outcome import hardware, rate, runs, short
 from hexrepro.experiments.progress import Cells
@@ -296,8 +295,7 @@ def _write(
         heat_rows += _heat_rows(found, settings)
     for name, records in (("alpha", rows), ("alpha_rate", heat_rows), ("paper_alpha", paper_rows)):
         if records:
-            frame = pd.DataFrame.from_records(records)
-            frame.to_csv(job.run_dir / f"{name}.csv", index=False, float_format="%.6g")
+            tidy.write(job.run_dir / f"{name}.csv", records)
     (job.run_dir / "tables.txt").write_text(printed, encoding="utf-8")
     command = " ".join(["python -m hexrepro", *job.overrides])
     config = OmegaConf.to_yaml(job.cfg, resolve=True)
@@ -310,7 +308,7 @@ def _curve_rows(found: Curve, settings: Settings) -> list[dict]:
     for metric, scores in found.scores.items():
         band = mean_band(scores, settings.confidence)
         for i, alpha in enumerate(found.alphas):
-            label = labels(settings, found.setting, found.policy.name, alpha)
+            label = tidy.labels(settings, found.setting, found.policy.name, alpha)
             rows.append(row(label, metric, *(float(x[i]) for x in band), scores.shape[-1]))
     return rows
 
@@ -319,7 +317,7 @@ def _best_rows(found: Curve, settings: Settings, chosen: Sensitivity) -> list[di
     """`best`: α* with its bootstrap interval; `best_flat`, `best_tied`: α* with the range that is as good on the reported
     seeds; `p95_s_ratio_paper`: P95 at the authors' α (in column alpha) over that at α*, seeds paired."""
     a, n = _answer(found, settings, chosen), len(found.setting.seeds)
-    label = labels(settings, found.setting, found.policy.name, a["alpha"])
+    label = tidy.labels(settings, found.setting, found.policy.name, a["alpha"])
     chosen_on = found.selection_p95_s.shape[-1]
     rows = [
         row(label, "best", a["alpha"], *a["interval"], chosen_on),
@@ -338,7 +336,7 @@ def _paper_row(found: Curve, settings: Settings, chosen: Sensitivity) -> dict | 
     if a["paper"] is None:
         return None
     ratio, band = a["ratio"], mean_band(found.scores["p95_s"][found.best], settings.confidence)
-    label = labels(settings, found.setting, found.policy.name, a["alpha"])
+    label = tidy.labels(settings, found.setting, found.policy.name, a["alpha"])
     return label | {
         "alpha_low": a["interval"].low,
         "alpha_high": a["interval"].high,
@@ -363,9 +361,9 @@ def _heat_rows(found: Curve, settings: Settings) -> list[dict]:
     rows = []
     for metric, interval in (("p95_s", band), ("p95_s_ratio_best", ratio)):
         for i, alpha in enumerate(found.alphas):
-            label = labels(settings, found.setting, found.policy.name, alpha)
+            label = tidy.labels(settings, found.setting, found.policy.name, alpha)
             rows.append(row(label, metric, *(float(x[i]) for x in interval), n))
-    label = labels(settings, found.setting, found.policy.name, found.alphas[at])
+    label = tidy.labels(settings, found.setting, found.policy.name, found.alphas[at])
     interval = choice.best_interval(found.selection_p95_s, found.alphas, settings.confidence)
     rows.append(row(label, "best", found.alphas[at], *interval, found.selection_p95_s.shape[-1]))
     return rows

@@ -17,7 +17,6 @@ import pyarrow.parquet as pq
 
 from hexrepro.experiments.cache import code_version, fingerprint, write_atomically
 from hexrepro.experiments.cells import Setting
-from hexrepro.experiments.settings import Settings
 from hexrepro.report import metrics
 from hexrepro.tuning import evaluate, objective
 from hexrepro.tuning.evaluate import Evaluator, Problem
@@ -84,31 +83,6 @@ class _Store:
 def _recipe() -> tuple[bytes, ...]:
     """The sources that turn simulated times into scores."""
     return tuple(Path(m.__file__).read_text(encoding="utf-8") for m in (evaluate, objective, metrics))
-
-
-def labels(
-    settings: Settings, setting: Setting, policy: str, alpha: float | None, tenant: str = "all"
-) -> dict[str, Any]:
-    """The label columns of a row of results, in their order."""
-    return {
-        "experiment": settings.experiment,
-        "cluster": setting.cluster.name,
-        "profile": setting.profile,
-        "prefix_caching": setting.engine.prefix_caching,
-        "trace": setting.trace,
-        "arrivals": _arrivals_name(settings),
-        "rate_qps": setting.rate_qps,
-        "policy": policy,
-        "alpha": alpha,
-        "tenant": tenant,
-    }
-
-
-def _arrivals_name(settings: Settings) -> str:
-    traffic = settings.traffic
-    if traffic.arrivals == "gamma":
-        return f"gamma_cv{traffic.arrival_options.get('cv', 1.0):g}"
-    return traffic.arrivals
 
 
 def row(label: Mapping[str, Any], metric: str, value: float, low: float, high: float, seeds: int) -> dict:

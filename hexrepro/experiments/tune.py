@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import optuna
-import pandas as pd
 import yaml
 from omegaconf import DictConfig, OmegaConf
 from rich import box
@@ -23,10 +22,10 @@ from rich.table import Table
 from rich.text import Text
 
 from hexrepro.errors import InputError
-from hexrepro.experiments import Job, outputs
+from hexrepro.experiments import Job, outputs, tidy
 from hexrepro.experiments.cache import check_cache_dir, fingerprint, prune
 from hexrepro.experiments.cells import Setting
-from hexrepro.experiments.evaluations import evaluator, labels, row
+from hexrepro.experiments.evaluations import evaluator, row
 from hexrepro.experiments.inputs import settings_of
 from hexrepro.experiments.outcome import describe, short
 from hexrepro.experiments.progress import Cells
@@ -321,10 +320,10 @@ def _write(job: Job, settings: Settings, tuning: Tuning, done: list[Tuned], prin
         trials += _trial_rows(tuned, tuning, settings)
         fronts += _front_rows(tuned, tuning, settings)
         answers[study_name(tuned.setting, tuning).rpartition(" ")[0]] = _best(tuned, tuning, settings, job)
-    pd.DataFrame.from_records(curves).to_csv(job.run_dir / "alpha.csv", index=False, float_format="%.6g")
-    pd.DataFrame.from_records(trials).to_csv(job.run_dir / "trials.csv", index=False, float_format="%.6g")
+    tidy.write(job.run_dir / "alpha.csv", curves)
+    tidy.write(job.run_dir / "trials.csv", trials)
     if fronts:
-        pd.DataFrame.from_records(fronts).to_csv(job.run_dir / "pareto.csv", index=False, float_format="%.6g")
+        tidy.write(job.run_dir / "pareto.csv", fronts)
     for tuned in done:
         _write_policy(job.run_dir / "policy", tuned)
     text = yaml.safe_dump(answers, sort_keys=False, allow_unicode=True, width=118, default_flow_style=None)
@@ -340,7 +339,7 @@ def _write(job: Job, settings: Settings, tuning: Tuning, done: list[Tuned], prin
 def _labels(tuned: Tuned, settings: Settings, candidate: Candidate) -> dict[str, Any]:
     policy = tuned.search.space.policy(candidate)
     alpha = policy.dispatch_params.get("alpha", policy.dispatch_rule.defaults.get("alpha"))
-    return labels(settings, tuned.setting, policy.name, alpha)
+    return tidy.labels(settings, tuned.setting, policy.name, alpha)
 
 
 def _curve_rows(tuned: Tuned, tuning: Tuning, settings: Settings) -> list[dict]:

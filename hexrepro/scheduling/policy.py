@@ -43,6 +43,11 @@ class Policy:
             )
         self.dispatch_vector, self.queue_vector  # noqa: B018 -- resolve the rules now: a mistake shows here, not later
 
+    def __reduce__(self):
+        # to another process it goes by its names: a compiled rule can't travel
+        values = (self.name, self.dispatch, self.queue, dict(self.dispatch_params), dict(self.queue_params))
+        return Policy, (*values, self.client)
+
     @cached_property
     def dispatch_rule(self) -> Rule:
         return _find_rule(self.name, "dispatch", self.dispatch, dispatch_rules)
