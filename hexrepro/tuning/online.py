@@ -17,12 +17,18 @@ from scipy import stats
 from hexrepro.cluster.types import Cluster
 from hexrepro.errors import InputError
 from hexrepro.report.metrics import quantile
+from hexrepro.scheduling.estimates import estimate
 from hexrepro.scheduling.policy import Policy
+from hexrepro.scheduling.views import instance_views
 from hexrepro.simulator.engine import EngineOptions
 from hexrepro.tuning.history import History
 from hexrepro.tuning.replay import BadWindow, make_replay, predicted_p95_s
 
 TRIGGERS = ("threshold", "test", "always")
+FINALISTS = 3  # candidates that get all seeds
+CANDIDATES = (
+    0.0, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -30,7 +36,7 @@ class OnlineOptions:
     """How the tuner works. The paper gives the window and the least predicted P95; the rest is ours.
 
     window_s       the history that is watched and replayed
-    candidates     alphas that are tried
+    candidates     alphas that are tried; closer together near 0, where the score changes fastest
     seeds          replays of each: the first as recorded, the others with drawn gaps
     interval_s     least time between two decisions
     trigger        threshold: the window's P95 exceeds `threshold` times the reference. test: the window's latencies are
@@ -44,12 +50,12 @@ class OnlineOptions:
     memory_s       half-life with which earlier decisions' predictions still count, so that the choice rests on more than one
                    window, and on the heavy ones most; 0 = the present window alone. With memory, `sure` does not apply
     least_gain     move only for a predicted gain of more than this share of the P95
-    race           give all candidates two seeds, and the others only to the best third
+    race           successive halving: after 1, 2, 4, ... seeds only the better half goes on
     donors         finished queries kept beyond the window, to guess from
     """
 
     window_s: float = 100.0
-    candidates: tuple[float, ...] = tuple(np.linspace(0.0, 1.0, 21).round(6).tolist())
+    candidates: tuple[float, ...] = CANDIDATES
     seeds: int = 8
     interval_s: float = 60.0
     trigger: str = "always"
@@ -250,6 +256,11 @@ class OnlineTuner:
     def _predict(self, replay) -> dict[float, np.ndarray]:
         """P95 of the replay for each candidate and the present alpha, float64[seeds] each (fewer for one that lost early)."""
         o = self.options
+        beliefs = estimate(
+            replay.workload,
+            instance_views(self._cluster),
+            prefix_caching=self.engine.prefix_caching,
+        )
         alphas = sorted({*o.candidates, self.alpha})
 
         def run(chosen: list[float], seeds: slice) -> np.ndarray:
@@ -259,22 +270,24 @@ class OnlineTuner:
                 self._cluster,
                 chosen,
                 engine=self.engine,
+                estimates=beliefs,
                 seeds=seeds,
                 workers=self._workers,
             )
 
-        if not o.race or o.seeds <= 2:
+        if not o.race:
             return dict(zip(alphas, run(alphas, slice(None)), strict=True))
-        first = run(alphas, slice(0, 2))
-        means = first.mean(axis=1)
-        kept = set(np.argsort(means, kind="stable")[: max(4, len(alphas) // 3)].tolist()) | {
-            alphas.index(self.alpha)
-        }
-        stay = sorted(kept)
-        rest = run([alphas[i] for i in stay], slice(2, None))
-        result = dict(zip(alphas, first, strict=True))
-        for i, more in zip(stay, rest, strict=True):
-            result[alphas[i]] = np.concatenate([first[i], more])
+        # successive halving: after 1, 2, 4, ... seeds the better half goes on, and the present alpha always does
+        result = dict.fromkeys(alphas, np.zeros(0))
+        running, seen = alphas, 0
+        while seen < o.seeds:
+            upto = min(max(1, 2 * seen), o.seeds)
+            for alpha, more in zip(running, run(running, slice(seen, upto)), strict=True):
+                result[alpha] = np.concatenate([result[alpha], more])
+            seen = upto
+            ranked = sorted(running, key=lambda a: float(result[a].mean()))
+            kept = {*ranked[: max(FINALISTS, len(ranked) // 2)], self.alpha}
+            running = [a for a in running if a in kept]
         return result
 
     def _choose(self, predicted: dict[float, np.ndarray], now_s: float) -> tuple[float, str]:
@@ -296,14 +309,13 @@ class OnlineTuner:
 
     def _choose_with_memory(self, predicted: dict[float, np.ndarray], now_s: float) -> tuple[float, str]:
         o, scores = self.options, self._scores
-        # who lost the race has two seeds only: level these with what the same two say of the others
+        # who lost the race has fewer seeds: level these with what the same ones say of the finalists
         most = max(len(p) for p in predicted.values())
-        whole = [p for p in predicted.values() if len(p) == most]
-        level = np.mean([p.mean() for p in whole]) / np.mean([p[:2].mean() for p in whole])
+        whole = np.mean([p for p in predicted.values() if len(p) == most], axis=0)
         kept = 0.5 ** ((now_s - self._scored_s) / o.memory_s)
         self._scored_s = now_s
         for alpha, p95_s in predicted.items():
-            mean_s = p95_s.mean() * (1.0 if len(p95_s) == most else level)
+            mean_s = p95_s.mean() * whole.mean() / whole[: len(p95_s)].mean()
             scores[alpha] = kept * scores.get(alpha, 0.0) + float(mean_s)
         best = min(o.candidates, key=lambda a: (scores[a], abs(a - self.alpha)))
         # an alpha from outside the candidates was not scored before: it is left for the best one

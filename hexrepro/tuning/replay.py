@@ -16,6 +16,7 @@ import numpy as np
 
 from hexrepro.cluster.types import Cluster
 from hexrepro.report.metrics import quantile
+from hexrepro.scheduling.estimates import Estimates
 from hexrepro.scheduling.policy import Policy
 from hexrepro.simulator.engine import EngineOptions, Start, simulate_grid
 from hexrepro.simulator.state import STARTED
@@ -98,6 +99,7 @@ def predicted_p95_s(
     alphas: Sequence[float],
     *,
     engine: EngineOptions,
+    estimates: Estimates | str = "median",
     seeds: slice = slice(None),
     workers: int = 1,
 ) -> np.ndarray:
@@ -113,6 +115,7 @@ def predicted_p95_s(
         seeds=np.tile(np.arange(len(rows)), len(alphas)),
         base_slo=1.0,  # the workload's SLO scales are in seconds
         engine=engine,
+        estimates=estimates,
         start=replay.start,
         workers=workers,
     )

@@ -225,7 +225,7 @@ def test_an_alpha_from_outside_the_candidates_is_one_of_those_tried(monkeypatch)
 
 
 def test_memory_levels_the_seeds_of_those_that_lost_the_race(monkeypatch) -> None:
-    """The first two seeds are light ones: 10 s and 20 s for alpha = 0, 30 s more for the six others. Alpha = 1 lost with
+    """The first two seeds are light ones: 10 s and 20 s for alpha = 0, 45 s for the six others. Alpha = 1 lost after two with
     18 s and 36 s, 1.8 times as much, and is scored at 1.8 times the mean of alpha = 0."""
     tuner = tuner_of(candidates=(0.0, 1.0), alpha=1.0, memory_s=100.0)
     best = np.array([10.0, 20.0, *[45.0] * 6])
@@ -447,7 +447,7 @@ def test_racing_agrees_with_trying_all_in_a_clear_case(
     rate_qps: float, now_s: float, alpha: float, n: int
 ) -> None:
     """alpha = 0 sends much to the slow instances while the fast ones could do it, alpha = 1 sends all to the fast ones when
-    they can't. The race gives up on most candidates after two seeds, and chooses the same."""
+    they can't. The race gives up on most candidates early, and chooses the same."""
     candidates = tuple(np.linspace(0, 1, 11).round(2).tolist())
     chosen, tried = {}, {}
     for race in (True, False):
@@ -463,8 +463,8 @@ def test_racing_agrees_with_trying_all_in_a_clear_case(
         assert predicted[alpha] > 1.4 * predicted[decision.alpha]
     assert chosen[True] == chosen[False]
     assert set(tried[False].values()) == {6}
-    # the best four, and the present alpha
-    assert sorted(tried[True].values()) == [2] * 6 + [6] * 5
+    # of eleven candidates the better five go on after one seed, and three after two; the present alpha always does
+    assert sorted(tried[True].values()) == [1] * 5 + [2] * 2 + [6] * 4
     assert tried[True][alpha] == 6
 
 
