@@ -191,7 +191,14 @@ def marker_legend(
 class _PlainLog(Locator):
     """Ticks of a logarithmic axis: the finest of a few usual series of which no more than seven fall into the view."""
 
-    series = ((1, 1.5, 2, 3, 4, 5, 7), (1, 2, 3, 5), (1, 2, 5), (1, 3), (1,))
+    series = (
+        (1, 1.2, 1.5, 2, 2.5, 3, 3.5, 4, 5, 6, 7, 8, 9),
+        (1, 1.5, 2, 3, 4, 5, 7),
+        (1, 2, 3, 5),
+        (1, 2, 5),
+        (1, 3),
+        (1,),
+    )
 
     def __call__(self):
         return self.tick_values(*self.axis.get_view_interval())

@@ -517,7 +517,7 @@ _PAPERS: list[Claim] = [
         "scale",
         "scale",
         _overhead,
-        "what is counted: ours is the decision itself in compiled code, without HTTP and tokenising",
+        "what is counted: ours is one decision asked from Python, without HTTP and tokenising",
     ),
 ]
 
