@@ -109,13 +109,13 @@ def run(job: Job) -> None:
             (heat_plan, warm, chosen.heat_alphas, ("p95",), heat),
         ):
             for setting in settings_here:
-                progress.begin(short(setting))
+                progress.begin(short(setting, settings))
                 for policy in group:
                     found.append(
                         curve(setting, policy, alphas, cache, metrics=metrics, workers=settings.workers)
                     )
                     progress.advance(False)
-                progress.setting_done(short(setting))
+                progress.setting_done(short(setting, settings))
     for table in _tables(curves, settings, chosen):
         for console in (out, log):
             console.print(table)

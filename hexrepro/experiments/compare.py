@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping
 
-import numpy as np
 from rich.console import Console
 from rich.table import Table
 
@@ -84,9 +83,8 @@ def _load(name: str, spec: Mapping | str) -> Policy:
 
 def cells_of(setting: Setting, policies: list[Policy], settings: Settings) -> list[Cell]:
     chosen = settings.selection
-    candidates = tuple(float(a) for a in np.linspace(0.0, 1.0, chosen.alphas).round(6))
     to_choose = chosen.policies if settings.alpha is None else ()
-    return [Cell(setting, policy, candidates if policy.name in to_choose else ()) for policy in policies]
+    return [Cell(setting, policy, chosen.alphas if policy.name in to_choose else ()) for policy in policies]
 
 
 class Printed:

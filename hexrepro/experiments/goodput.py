@@ -28,7 +28,7 @@ from hexrepro.experiments.explain import suggest
 from hexrepro.experiments.inputs import settings_of
 from hexrepro.experiments.outcome import hardware
 from hexrepro.experiments.progress import Cells
-from hexrepro.experiments.settings import Settings, by_view, number, read_settings, whole
+from hexrepro.experiments.settings import Settings, by_view, candidates, number, read_settings, whole
 from hexrepro.report.intervals import Interval, mean_interval, ratio_interval
 from hexrepro.report.tables import factor, with_half_width
 from hexrepro.scheduling import Policy
@@ -169,9 +169,7 @@ def _question(cfg: DictConfig, settings: Settings) -> tuple[Question, dict[str, 
         low_qps=low,
         high_qps=high,
         within=number(given["within"], "goodput.within", above=0.0, below=1.0),
-        alphas=tuple(
-            float(a) for a in np.linspace(0.0, 1.0, whole(given["alphas"], "goodput.alphas", 2)).round(6)
-        ),
+        alphas=candidates(given["alphas"], "goodput.alphas"),
         alpha_seeds=whole(given["alpha_seeds"], "goodput.alpha_seeds"),
     )
     queries = by_view(given["n_queries"], "goodput.n_queries", settings.profiles)

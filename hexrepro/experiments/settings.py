@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
 from hexrepro.errors import InputError
@@ -18,10 +19,10 @@ from hexrepro.workload.arrivals import PROCESSES
 
 @dataclass(frozen=True)
 class Selection:
-    """How alpha is chosen: `alphas` candidates from 0 to 1, on the arrivals of `seeds` seeds from `first_seed` on."""
+    """How alpha is chosen: among `alphas`, on the arrivals of `seeds` seeds from `first_seed` on."""
 
     policies: tuple[str, ...]
-    alphas: int
+    alphas: tuple[float, ...]
     seeds: int
     first_seed: int
 
@@ -120,7 +121,7 @@ def read_settings(cfg: DictConfig, choices: Mapping[str, Any]) -> Settings:
         estimator=_one_of(plain["estimator"], "estimator", ESTIMATORS),
         selection=Selection(
             policies=_texts(selection, "policies", "selection.", empty=True),
-            alphas=whole(selection["alphas"], "selection.alphas"),
+            alphas=candidates(selection["alphas"], "selection.alphas"),
             seeds=whole(selection["seeds"], "selection.seeds"),
             first_seed=whole(selection["first_seed"], "selection.first_seed"),
         ),
@@ -299,3 +300,13 @@ def _flag(value: Any, name: str) -> bool:
     if not isinstance(value, bool):
         raise InputError(f"{name}={value} must be true or false")
     return value
+
+
+def candidates(value: Any, name: str) -> tuple[float, ...]:
+    """Alphas to try: a list of them, or how many, evenly spaced from 0 to 1."""
+    if isinstance(value, list):
+        found = tuple(number(a, name, least=0.0, most=1.0) for a in value)
+        if not found or len(set(found)) < len(found):
+            raise InputError(f"{name}={value} must name at least one alpha, and none twice")
+        return found
+    return tuple(float(a) for a in np.linspace(0.0, 1.0, whole(value, name)).round(6))

@@ -105,9 +105,9 @@ def run(job: Job) -> None:
     done: list[Tuned] = []
     with Cells(sum(batches(tuning.sampling, space) for space in spaces), out, unit="batches") as progress:
         for setting, space in zip(plan, spaces, strict=True):
-            progress.begin(short(setting))
+            progress.begin(short(setting, settings))
             tuned = tune(setting, space, tuning, settings, cache, storage, lambda: progress.advance(False))
-            progress.setting_done(short(setting))
+            progress.setting_done(short(setting, settings))
             done.append(tuned)
             for table in _tables(tuned, tuning, settings):
                 for console in (out, log):
@@ -226,7 +226,7 @@ def _answer(tuned: Tuned, tuning: Tuning, settings: Settings) -> Group:
     spent = f"{s.overhead:.0%} of it the sampler ({tuning.sampling.name})"
     if s.runs < runs:
         spent = f"sampler {tuning.sampling.name}, {runs - s.runs} of {runs} runs from the cache"
-    title = f"{describe(tuned.setting)}\n{tuning.policy.name}: best mean {o.metric}"
+    title = f"{describe(tuned.setting, settings)}\n{tuning.policy.name}: best mean {o.metric}"
     caption = (
         f"On {len(tuned.setting.seeds)} other arrival seeds: {measured}.\n{len(s.trials)} trials"
         f" ({len(s.candidates)} candidates) × {s.scores.shape[-1]} arrival seeds in {s.sampler_s + s.simulation_s:.2f} s,"

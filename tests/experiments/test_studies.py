@@ -23,8 +23,17 @@ SHRUNK = (
 # of runners with values of their own: what shrinks these
 OWN = {
     "goodput": ("goodput.n_queries=4", "goodput.alphas=2", "goodput.slo_scales=[5]", "goodput.within=0.5"),
+    "tune": ("tuning.sampler.trials=4", "tuning.sampler.batch=2", "tuning.sampler.spread=2", "tuning.curve=3"),
+    "alpha_sensitivity": (
+        "sensitivity.alphas=3", "sensitivity.also=[]", "sensitivity.heatmap.alphas=2", "sensitivity.heatmap.also=[]",
+        "sensitivity.heatmap.rates_qps=[1.0]",
+    ),
+    "alpha_online": (
+        "workers=1", "day.phases=[{duration_s:120,rate_qps:0.2,trace:tiny}]", "fixed=[0.0]",
+        "day.changes=[{at_s:40,event:slow,instance:a100-0,factor:2.0}]", "hindsight.candidates=[0.0]",
+    ),
     "scale": ("scale.scale_outs=[1,2]", "scale.queries=3", "scale.in_flight=[3,5]", "scale.repeats=2"),
-}
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -72,16 +81,18 @@ def test_every_experiment_runs_shrunk(name, run):
 
 def test_a_sweep_of_an_experiment_can_be_narrowed(run, fake_simulator):
     small = (*SHRUNK, "workload=trace1")
-    two = run("experiment=ablation", "cluster=hetero2", *small, name="two")
+    two = run("experiment=ablation", "cluster=hetero2", "prefix_caching=off", *small, name="two")
     assert [path.name for path in two] == ["0_ablation", "1_ablation"]  # tenants=one, tenants=mixed
-    one = run("experiment=ablation", "cluster=hetero2", "tenants=mixed", *small, name="one")
+    one = run(
+        "experiment=ablation", "cluster=hetero2", "prefix_caching=off", "tenants=mixed", *small, name="one"
+    )
     assert len(one) == 1
     summary = pd.read_csv(one[0] / "summary.csv")
     assert set(summary.cluster) == {"hetero2"}
     assert set(summary.slo_mix) == {"mixed"}
     assert set(summary.tenant) == {"all", "tight", "medium", "loose"}
     fake_simulator.clear()
-    run("experiment=ablation", "cluster=hetero2", *small, name="again")
+    run("experiment=ablation", "cluster=hetero2", "prefix_caching=off", *small, name="again")
     assert fake_simulator == []  # all cells were there
 
 

@@ -461,7 +461,8 @@ def test_racing_agrees_with_trying_all_in_a_clear_case(
         predicted = {a: p for a, (p, n) in decision.predicted.items() if n == 6}
         assert predicted[decision.alpha] == min(predicted.values())
         assert predicted[alpha] > 1.4 * predicted[decision.alpha]
-    assert chosen[True] == pytest.approx(chosen[False], abs=0.11)
+    # neighbours of the best are as good: what the race chose is, by all seeds, within 3 % of it
+    assert predicted[chosen[True]] <= 1.03 * predicted[chosen[False]]
     assert set(tried[False].values()) == {6}
     # the better half of eleven goes on after one seed, and three after two; the present alpha always does
     assert tried[True][alpha] == 6
