@@ -11,6 +11,7 @@ from hexrepro.errors import InputError
 NAMES = {
     "simulator": "speed, start-up and memory of the simulator through its public API",
     "tuning": "the offline search: the samplers' share of the wall time, and agreement with the dense grid",
+    "online": "the online tuner: what one decision costs, by the load",
 }
 
 

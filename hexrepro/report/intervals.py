@@ -57,7 +57,7 @@ def ratio_interval(samples: np.ndarray, baseline: np.ndarray, confidence: float 
     return _bootstrap((samples, baseline), ratio, confidence)
 
 
-def _expanded(confidence: float, n: int) -> float:
+def expanded_level(confidence: float, n: int) -> float:
     """The level to ask of a bootstrap of n samples so that it covers as promised.
 
     Resampling n values shows a spread that is too small by sqrt((n - 1)/n), and normal instead of t tails; with 20
@@ -115,7 +115,7 @@ def _ends(rows: list[np.ndarray], of_means, confidence: float) -> tuple[np.ndarr
             axis=-1,
             vectorized=True,
             n_resamples=RESAMPLES,
-            confidence_level=_expanded(confidence, seeds),
+            confidence_level=expanded_level(confidence, seeds),
             method="BCa",
             rng=np.random.default_rng(0),
         ).confidence_interval

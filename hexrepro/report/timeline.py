@@ -23,6 +23,7 @@ from matplotlib.patches import Patch
 
 from hexrepro.cluster.types import Cluster
 from hexrepro.errors import InputError
+from hexrepro.report.style import PAGE_IN, STYLE
 from hexrepro.simulator.results import Result
 from hexrepro.workload.dag import edges
 from hexrepro.workload.types import Workload
@@ -33,19 +34,6 @@ _FOLLOWED = dict(zip(PHASES, ("#f6cfae", "#7a2d00", "#e3792b"), strict=True))
 _OTHERS = dict(zip(PHASES, ("0.89", "0.4", "0.74"), strict=True))
 _INK = "0.15"
 _BUDGET = "#0173b2"
-_WIDTH_IN = 7.2
-_STYLE = {
-    **sns.axes_style("ticks"),
-    "font.size": 8,
-    "axes.titlesize": 8.5,
-    "axes.labelsize": 8,
-    "xtick.labelsize": 7,
-    "ytick.labelsize": 7,
-    "legend.fontsize": 7,
-    "axes.linewidth": 0.6,
-    "xtick.major.width": 0.6,
-    "ytick.major.width": 0.6,
-}
 
 
 def lanes(begin_s: Sequence[float], end_s: Sequence[float]) -> np.ndarray:
@@ -79,8 +67,8 @@ def call_graph(workload: Workload, query: int) -> Figure:
     for d in range(depth.max() + 1):
         here = np.flatnonzero(depth == d)
         row[here] = np.arange(len(here)) - (len(here) - 1) / 2
-    with mpl.rc_context(_STYLE):
-        figure = Figure(figsize=(_WIDTH_IN, 0.9 + 0.3 * (np.ptp(row) + 1)), layout="constrained")
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(PAGE_IN, 0.9 + 0.3 * (np.ptp(row) + 1)), layout="constrained")
         ax = figure.subplots()
         for a, b in zip(before, after, strict=True):
             _arrow(ax, (depth[a] + 0.4, row[a]), (depth[b] - 0.4, row[b]), "0.5")
@@ -134,8 +122,8 @@ def cluster_timeline(
     calls, y, tracks = _place(result, window_s, len(cluster))
     followed = (calls >= first) & (calls < end)
     total = tracks[-1]
-    with mpl.rc_context(_STYLE):
-        figure = Figure(figsize=(_WIDTH_IN, 0.9 + min(0.075 * total, 5.0)), layout="constrained")
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(PAGE_IN, 0.9 + min(0.075 * total, 5.0)), layout="constrained")
         ax = figure.subplots()
         _bars(ax, result, calls[~followed], y[~followed], _OTHERS, height=0.86, edge=0.0)
         _bars(ax, result, calls[followed], y[followed], _FOLLOWED, height=0.86, edge=0.7)
@@ -180,8 +168,8 @@ def query_timeline(workload: Workload, cluster: Cluster, result: Result, query: 
     first, end = _calls_of(workload, query)
     calls, row = np.arange(first, end), np.arange(end - first, dtype=np.float64)
     took_s, budget_s = result.call_finish_s[calls] - result.release_s[calls], result.budget_s[calls]
-    with mpl.rc_context(_STYLE):
-        figure = Figure(figsize=(_WIDTH_IN, 0.9 + 0.155 * len(calls)), layout="constrained")
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(PAGE_IN, 0.9 + 0.155 * len(calls)), layout="constrained")
         left, right = figure.subplots(1, 2, sharey=True, width_ratios=[2.1, 1])
         _bars(left, result, calls, row, _FOLLOWED, height=0.7, edge=0.4)
         for a, b in zip(*_dependencies(workload, first, end), strict=True):

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hexrepro.report.intervals import _expanded, mean_band
+from hexrepro.report.intervals import expanded_level, mean_band
 
 RESAMPLES = 4999
 
@@ -43,7 +43,7 @@ def best_interval(
     seeds = costs.shape[1]
     if seeds == 1:
         return Range(-np.inf, np.inf)
-    tail = (1.0 - _expanded(confidence, seeds)) / 2.0
+    tail = (1.0 - expanded_level(confidence, seeds)) / 2.0
     found = np.asarray(values, np.float64)[resampled_best(costs, resamples)]
     low, high = np.quantile(found, [tail, 1.0 - tail], method="nearest")
     return Range(float(low), float(high))
