@@ -52,6 +52,7 @@ from hexrepro.workload import Workload
 
 TAIL_WINDOW_S = 200.0  # of the sliding P95 that is drawn and that recovery is read from
 SAMPLE_S = 20.0
+RECOVERY_STEP_S = 10.0
 HINDSIGHT = "hindsight"
 
 
@@ -321,7 +322,7 @@ def _recovery_s(plan: Plan, finish_s: np.ndarray, latency_s: np.ndarray) -> list
         if change.event == "join" or (change.event == "slow" and change.factor <= 1.0):
             continue
         before = sliding(np.array([change.at_s]), finish_s, latency_s, TAIL_WINDOW_S)[0]
-        times_s = np.arange(change.at_s + 1.0, end_s)
+        times_s = np.arange(change.at_s + RECOVERY_STEP_S, end_s, RECOVERY_STEP_S)
         above = sliding(times_s, finish_s, latency_s, TAIL_WINDOW_S) > plan.recovered_at * before
         result.append(float(times_s[np.flatnonzero(above)[-1]] - change.at_s) if above.any() else 0.0)
     return result

@@ -58,8 +58,9 @@ def write(job: Job, settings: Settings, outcomes: Sequence[Outcome], printed: st
     with all_or_nothing(job.run_dir) as part:
         tidy.write(part / "summary.csv", summary(settings, outcomes))
         tidy.write(part / "samples.csv", samples(settings, outcomes))
-        for name, table in (("curves", curves), ("quantiles", quantiles)):
-            tidy.write(part / f"{name}.csv", table(settings, outcomes))
+        if settings.curves:
+            tidy.write(part / "curves.csv", curves(settings, outcomes))
+            tidy.write(part / "quantiles.csv", quantiles(settings, outcomes))
         kinds = ["queries", "instances"] if settings.queries else []
         for kind in kinds + (["calls"] if settings.calls else []):
             _write_rows(part / f"{kind}.parquet", kind, settings, outcomes)

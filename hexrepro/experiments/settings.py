@@ -93,6 +93,7 @@ class Settings:
     confidence: float
     calls: bool
     queries: bool
+    curves: bool
     figures: bool
     workers: int | None
 
@@ -130,6 +131,7 @@ def read_settings(cfg: DictConfig, choices: Mapping[str, Any]) -> Settings:
         confidence=number(plain["confidence"], "confidence", above=0.0, below=1.0),
         calls=_flag(plain["calls"], "calls"),
         queries=_flag(plain["queries"], "queries"),
+        curves=_flag(plain["curves"], "curves"),
         figures=_flag(plain["figures"], "figures"),
         workers=None if plain["workers"] is None else whole(plain["workers"], "workers"),
     )

@@ -16,6 +16,7 @@ class Feed:
     def __init__(self, simulation: Simulation, tuner: OnlineTuner) -> None:
         self.simulation, self.tuner = simulation, tuner
         self._told_s = -np.inf
+        self._first = 0  # the first query that has not finished
         self._left = np.diff(simulation.workload.query_offsets).tolist()
         self._alpha = list(simulation.policy.dispatch_rule.defaults).index("alpha")
 
@@ -31,15 +32,20 @@ class Feed:
         w, calls, history = self.simulation.workload, self.simulation.calls, self.tuner.history
         since_s, now_s = self._told_s, self.simulation.now_s
         self._told_s = now_s
+        # what is new lies between the first unfinished query and the last that has arrived
+        while self._first < w.n_queries - 1 and self._left[self._first] == 0:
+            self._first += 1
+        last = int(np.searchsorted(w.arrival_s, now_s, side="right"))
+        begin, end = int(w.query_offsets[self._first]), int(w.query_offsets[last])
         events = []
-        for kind, times in (
-            (_ARRIVED, w.arrival_s),
-            (_FINISHED, calls["finish_s"]),
-            (_DISPATCHED, calls["release_s"]),
-            (_FIRST, calls["first_token_s"]),
+        for kind, first, times in (
+            (_ARRIVED, self._first, w.arrival_s[self._first : last]),
+            (_FIRST, begin, calls["first_token_s"][begin:end]),
+            (_FINISHED, begin, calls["finish_s"][begin:end]),
+            (_DISPATCHED, begin, calls["release_s"][begin:end]),
         ):
-            new = np.flatnonzero((times > since_s) & (times <= now_s))
-            events += zip(times[new].tolist(), [kind] * len(new), new.tolist(), strict=True)
+            new = first + np.flatnonzero((times > since_s) & (times <= now_s))
+            events += zip(times[new - first].tolist(), [kind] * len(new), new.tolist(), strict=True)
         events.sort()
         for time_s, kind, i in events:
             if kind == _ARRIVED:
