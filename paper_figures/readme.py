@@ -1,11 +1,10 @@
-"""Refresh the README's tables and picture from runs: `python paper_figures/readme.py RUN_DIR [RUN_DIR ...]`.
+"""Refresh the README's tables from runs: `python paper_figures/readme.py RUN_DIR [RUN_DIR ...]`.
 
-The first run is the headline: its first table, its summary and its picture. All runs together make the table of what the
+The first run is the headline: its first table and its summary. All runs together make the table of what the
 gain hangs on. No number in the README is typed by hand.
 """
 
 import re
-import shutil
 import sys
 from pathlib import Path
 
@@ -66,10 +65,10 @@ def _range(values: pd.Series) -> str:
 
 def replace(readme: str, marker: str, content: str) -> str:
     """The README with other content between `<!-- marker -->` and `<!-- end -->`."""
-    pattern = rf"(<!-- {re.escape(marker)} -->\n).*?(\n<!-- end -->)"
+    pattern = rf"(<!-- {re.escape(marker)} -->\n)(?:(?!<!-- ).)*?(<!-- end -->)"
     if not re.search(pattern, readme, re.S):
         raise SystemExit(f"README.md has no block {marker!r}")
-    return re.sub(pattern, lambda found: found[1] + content + found[2], readme, flags=re.S)
+    return re.sub(pattern, lambda found: f"{found[1]}{content}\n{found[2]}", readme, flags=re.S)
 
 
 def main() -> None:
@@ -83,7 +82,6 @@ def main() -> None:
     readme = replace(readme, "gains", f"```text\n{gains(printed)}\n```")
     readme = replace(readme, "conditions", conditions(runs))
     path.write_text(readme, encoding="utf-8")
-    shutil.copy(runs[0] / "attainment_silicon.png", ROOT / "paper_figures" / "out" / "hetero1_silicon.png")
 
 
 if __name__ == "__main__":

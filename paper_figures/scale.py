@@ -48,9 +48,8 @@ def draw(results: Results) -> Figure:
             ax.set_xlabel("instances")
             ax.set_ylabel(ylabel)
             plain_log(ax, "x", sizes)
-        axes[0, 0].set_ylim(bottom=0)
-        plain_log(axes[0, 1], "y")
-        plain_log(axes[1, 0], "y")
+        for ax in (axes[0, 0], axes[0, 1], axes[1, 0]):
+            ax.set_ylim(bottom=0)
         _drain(axes[1, 1], where(timings, metric="wall_s", policy="hexgen_flow"), sizes)
         policy_legend(figure, policies)
         headline(
