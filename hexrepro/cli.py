@@ -13,7 +13,17 @@ from pathlib import Path
 from hexrepro.errors import InputError
 from hexrepro.paths import conf_dir
 
-GROUPS = ("workload", "arrivals", "tenants", "background", "cluster", "policy", "engine")
+GROUPS = (
+    "workload",
+    "arrivals",
+    "tenants",
+    "background",
+    "cluster",
+    "policy",
+    "engine",
+    "tuning/sampler",
+    "tuning/space",
+)
 
 
 def main(argv: list[str] | None = None) -> int:
