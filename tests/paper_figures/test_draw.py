@@ -8,11 +8,11 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.figure import Figure
-from paper_figures.__main__ import drawn_by
 
 from hexrepro.report.results import DEFAULTS, where
 from hexrepro.report.style import line_of
 from paper_figures import FIGURES, figure
+from paper_figures.__main__ import drawn_by
 from tests import made_up
 
 SOME = {p: made_up.GAINS[p] for p in ("vllm", "qlm", "wb_fcfs", "hexgen_flow")}
