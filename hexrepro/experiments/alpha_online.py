@@ -52,7 +52,6 @@ from hexrepro.workload import Workload
 
 TAIL_WINDOW_S = 200.0  # of the sliding P95 that is drawn and that recovery is read from
 SAMPLE_S = 20.0
-RECOVERY_STEP_S = 10.0
 HINDSIGHT = "hindsight"
 
 
@@ -232,6 +231,8 @@ def run_seed(plan: Plan, seed: int) -> dict:
         }
     simulation, alphas = _in_hindsight(plan, workload)
     result[HINDSIGHT] = _measure(plan, workload, simulation, alphas)
+    for measured in result.values():
+        measured["recovery_s"] = _recovery_s(plan, measured["tail_s"], result[HINDSIGHT]["tail_s"])
     return result
 
 
@@ -303,28 +304,25 @@ def _measure(
         "attainment": float(attainment(normalised, plan.slo_scale)),
         "scale_at_95": float(scale_at_attainment(normalised, 0.95)),
         "mean_alpha": float(np.mean(values[np.searchsorted(changed_s, times_s, side="right") - 1])),
-        "recovery_s": _recovery_s(plan, finish_s, latency_s),
         "tail_s": [None if np.isnan(x) else round(float(x), 3) for x in tail_s],
         "alphas": values[np.searchsorted(changed_s, times_s, side="right") - 1].tolist(),
     }
 
 
-def _recovery_s(plan: Plan, finish_s: np.ndarray, latency_s: np.ndarray) -> list[float]:
-    """For each change for the worse: how long the sliding P95 stays above `recovered_at` times what it was before.
+def _recovery_s(plan: Plan, tail_s: list, hindsight_s: list) -> list[float]:
+    """For each change for the worse: how long after it the sliding P95 was last above `recovered_at` times hindsight's.
 
-    0 when it never rose above; at most the time to the next change of the cluster or the day's end. The day's load
-    changes in between as well, so this is to be compared between policies, not read by itself.
+    0 when it never was; at most the time to the cluster's next change or the day's end. tail_s, hindsight_s: one value
+    every SAMPLE_S, None while too few queries had finished.
     """
-    changes = plan.day.changes
-    ends_s = [c.at_s for c in changes[1:]] + [plan.day.length_s]
+    changes, times_s = plan.day.changes, SAMPLE_S * np.arange(1, len(tail_s) + 1)
+    above = np.array(tail_s, np.float64) > plan.recovered_at * np.array(hindsight_s, np.float64)
     result = []
-    for change, end_s in zip(changes, ends_s, strict=True):
+    for change, end_s in zip(changes, [c.at_s for c in changes[1:]] + [plan.day.length_s], strict=True):
         if change.event == "join" or (change.event == "slow" and change.factor <= 1.0):
             continue
-        before = sliding(np.array([change.at_s]), finish_s, latency_s, TAIL_WINDOW_S)[0]
-        times_s = np.arange(change.at_s + RECOVERY_STEP_S, end_s, RECOVERY_STEP_S)
-        above = sliding(times_s, finish_s, latency_s, TAIL_WINDOW_S) > plan.recovered_at * before
-        result.append(float(times_s[np.flatnonzero(above)[-1]] - change.at_s) if above.any() else 0.0)
+        late = np.flatnonzero(above & (times_s > change.at_s) & (times_s <= end_s))
+        result.append(float(times_s[late[-1]] - change.at_s) if len(late) else 0.0)
     return result
 
 
