@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import hypothesis
 import numpy as np
 import pytest
 
 from hexrepro.simulator.results import INSTANCE_COUNTS
+
+# an example that compiles, or waits for a busy core, is no failure
+hypothesis.settings.register_profile("hexrepro", deadline=None)
+hypothesis.settings.load_profile("hexrepro")
 
 
 @pytest.fixture
