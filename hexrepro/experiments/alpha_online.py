@@ -6,7 +6,6 @@ Every policy sees the same day at the same seed. A seed is one entry in the cach
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, fields
@@ -31,10 +30,11 @@ from hexrepro.experiments.cache import (
     prune,
     write_atomically,
 )
-from hexrepro.experiments.compare import Printed, policies_of
+from hexrepro.experiments.compare import policies_of
 from hexrepro.experiments.day import ClusterClock, Day, believed_cluster, day_workload, read_day, sliding
 from hexrepro.experiments.explain import suggest
 from hexrepro.experiments.inputs import engine_options
+from hexrepro.experiments.printed import Printed
 from hexrepro.experiments.progress import Cells
 from hexrepro.experiments.settings import Settings, number, read_settings
 from hexrepro.report.intervals import Interval, mean_interval, ratio_interval
@@ -120,7 +120,7 @@ def run(job: Job) -> None:
         (part / "tables.txt").write_text(printed.text(), encoding="utf-8")
         outputs.write_config(job, part)
     prune(directory)
-    printed.out.print(f"Results: {job.run_dir}", soft_wrap=True, highlight=False)
+    printed.results(job.run_dir)
 
 
 # ---- from the config ---------------------------------------------------------------------------------------
@@ -218,7 +218,6 @@ def run_seed(plan: Plan, seed: int) -> dict:
         simulation.advance()
         result[f"{alpha:g}"] = _measure(plan, workload, simulation, [(0.0, alpha)])
     for name, options in plan.tuners.items():
-        began = time.process_time()
         simulation, tuner = _tuned(plan, workload, options, seed)
         alphas = [(0.0, plan.start_alpha)] + [(d.time_s, d.alpha) for d in tuner.decisions if d.moved]
         costs_ms = [d.cost_ms for d in tuner.decisions if d.predicted]
@@ -227,7 +226,6 @@ def run_seed(plan: Plan, seed: int) -> dict:
             "decisions": float(len(costs_ms)),
             "decision_ms": float(np.mean(costs_ms)) if costs_ms else 0.0,
             "cost_share": sum(costs_ms) / 1e3 / plan.day.length_s,
-            "wall_s": time.process_time() - began,
         }
     simulation, alphas = _in_hindsight(plan, workload)
     result[HINDSIGHT] = _measure(plan, workload, simulation, alphas)
@@ -419,14 +417,13 @@ def _timeline(plan: Plan, seed: dict, settings: Settings) -> list[dict]:
     """The day of the first seed, a row every SAMPLE_S and policy: alpha, sliding P95, the load, and what happened."""
     times_s = np.arange(SAMPLE_S, plan.day.length_s + SAMPLE_S / 2, SAMPLE_S)
     events = {int(np.searchsorted(times_s, change.at_s)): change.label for change in plan.day.changes}
-    starts_s = plan.day.starts_s()
+    fixed = {f"{alpha:g}": alpha for alpha in plan.fixed}
     rows = []
     for name, measured in seed.items():
-        alpha = float(name) if name.replace(".", "").isdigit() else None
+        alpha = fixed.get(name)
         labels = _labels(plan, settings, "fixed" if alpha is not None else name, alpha)
         for i, time_s in enumerate(times_s):
-            at_s = min(time_s, plan.day.length_s) - SAMPLE_S / 2
-            phase = int(np.searchsorted(starts_s, at_s, side="right")) - 1
+            phase = plan.day.phase(min(time_s, plan.day.length_s) - SAMPLE_S / 2)
             rows.append(
                 labels
                 | {
@@ -434,8 +431,8 @@ def _timeline(plan: Plan, seed: dict, settings: Settings) -> list[dict]:
                     "time_s": time_s,
                     "used_alpha": measured["alphas"][i],
                     "p95_window_s": measured["tail_s"][i],
-                    "load_qps": plan.day.phases[phase].rate_qps,
-                    "phase_trace": plan.day.phases[phase].trace,
+                    "load_qps": phase.rate_qps,
+                    "phase_trace": phase.trace,
                     "event": events.get(i, ""),
                 }
             )

@@ -6,7 +6,6 @@ that at the authors' α above all, comes from the reported seeds.
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +15,6 @@ from typing import Any
 import numpy as np
 from omegaconf import DictConfig, OmegaConf
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from hexrepro.errors import InputError
@@ -26,16 +24,15 @@ from hexrepro.experiments.cells import Setting
 from hexrepro.experiments.evaluations import evaluator, row
 from hexrepro.experiments.inputs import settings_of
 from hexrepro.experiments.outcome import hardware, rate, runs, short
+from hexrepro.experiments.printed import Printed
 from hexrepro.experiments.progress import Cells
-from hexrepro.experiments.settings import Settings, read_settings
+from hexrepro.experiments.settings import Settings, read_settings, whole
 from hexrepro.report.intervals import Interval, mean_band, ratio_interval
 from hexrepro.report.tables import factor, with_half_width
 from hexrepro.scheduling import Policy, load_policy
 from hexrepro.tuning import choice
 from hexrepro.tuning.objective import objective
 from hexrepro.tuning.space import Space, read_space
-
-WIDTH = 150
 
 
 @dataclass(frozen=True)
@@ -79,11 +76,6 @@ class Curve:
         """The α with the least mean P95 on the seeds of the selection; the least of equals."""
         return int(np.argmin(self.selection_p95_s.mean(axis=-1)))
 
-    @property
-    def best_reported(self) -> int:
-        """The same on the reported seeds."""
-        return int(np.argmin(self.scores["p95_s"].mean(axis=-1)))
-
 
 def run(job: Job) -> None:
     """Compute or fetch every curve and map, print the best α of each setting, and write the results."""
@@ -97,13 +89,13 @@ def run(job: Job) -> None:
     outputs.check_writable(job.run_dir)
     cache = check_cache_dir()
 
-    out = Console()
-    out = out if out.is_terminal else Console(width=WIDTH)
-    log = Console(width=WIDTH, record=True, file=io.StringIO())
+    printed = Printed()
     warm = [p for p in policies if p.name in chosen.heat_policies]
     curves: list[Curve] = []
     heat: list[Curve] = []
-    with Cells(len(plan) * len(policies) + len(heat_plan) * len(warm), out, unit="curves") as progress:
+    with Cells(
+        len(plan) * len(policies) + len(heat_plan) * len(warm), printed.out, unit="curves"
+    ) as progress:
         for settings_here, group, alphas, metrics, found in (
             (plan, policies, chosen.alphas, chosen.metrics, curves),
             (heat_plan, warm, chosen.heat_alphas, ("p95",), heat),
@@ -116,13 +108,12 @@ def run(job: Job) -> None:
                     )
                     progress.advance(False)
                 progress.setting_done(short(setting, settings))
-    for table in _tables(curves, settings, chosen):
-        for console in (out, log):
-            console.print(table)
-            console.print()
-    _write(job, settings, chosen, curves, heat, log.export_text())
+    answers = [_answer(found, settings, chosen) for found in curves]
+    for table in _tables(answers, settings, chosen):
+        printed.add(table)
+    _write(job, settings, answers, heat, printed.text())
     prune(cache)
-    out.print(f"Results: {job.run_dir}", soft_wrap=True, highlight=False)
+    printed.results(job.run_dir)
 
 
 def curve(
@@ -185,9 +176,7 @@ def read_sensitivity(cfg: DictConfig, traces: Sequence[str]) -> Sensitivity:
 
 
 def _alphas(plain: Mapping[str, Any], where: str) -> list[float]:
-    n, also = plain["alphas"], plain["also"]
-    if isinstance(n, bool) or not isinstance(n, int) or n < 2:
-        raise InputError(f"{where}.alphas={n} must be a whole number of at least 2")
+    n, also = whole(plain["alphas"], f"{where}.alphas", 2), plain["also"]
     for value in also:
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value <= 1.0:
             raise InputError(f"{where}.also={value} must be numbers from 0 to 1")
@@ -219,10 +208,11 @@ def authors_alpha(setting: Setting, chosen: Sensitivity) -> PaperAlpha | None:
 
 
 def _answer(found: Curve, settings: Settings, chosen: Sensitivity) -> dict[str, Any]:
-    """The best α of a curve, how sure and how flat it is, and the authors' α beside it."""
+    """A curve with its best α, how sure and how flat that is, and the authors' α beside it."""
     p95, at, values = found.scores["p95_s"], found.best, found.alphas
     paper = authors_alpha(found.setting, chosen)
     answer = {
+        "curve": found,
         "alpha": values[at],
         "interval": choice.best_interval(found.selection_p95_s, values, settings.confidence),
         "flat": choice.within(p95, values, at, chosen.flat),
@@ -242,14 +232,16 @@ def _verdict(ratio: Interval) -> str:
     return "theirs is worse" if ratio.value > 1 else "theirs is better"
 
 
-def _tables(curves: Sequence[Curve], settings: Settings, chosen: Sensitivity) -> list[Table]:
+def _tables(answers: Sequence[dict], settings: Settings, chosen: Sensitivity) -> list[Table]:
     tables = []
-    groups = dict.fromkeys((c.setting.profile, c.policy.name) for c in curves)
-    for profile, policy in groups:
-        shown = [c for c in curves if (c.setting.profile, c.policy.name) == (profile, policy)]
+    groups: dict[tuple[str, str], list[dict]] = {}
+    for a in answers:
+        groups.setdefault((a["curve"].setting.profile, a["curve"].policy.name), []).append(a)
+    for (_, policy), shown in groups.items():
+        first = shown[0]["curve"]
         table = Table(
-            title=f"Best α of {policy}: {hardware(shown[0].setting)}; {runs(shown[0].setting)}",
-            caption=f"interval: paired bootstrap over the {shown[0].selection_p95_s.shape[-1]} seeds on which α* was chosen; "
+            title=f"Best α of {policy}: {hardware(first.setting)}; {runs(first.setting)}",
+            caption=f"interval: paired bootstrap over the {first.selection_p95_s.shape[-1]} seeds on which α* was chosen; "
             "the rest is on the reported seeds",
             title_justify="left",
             title_style="bold",
@@ -262,8 +254,8 @@ def _tables(curves: Sequence[Curve], settings: Settings, chosen: Sensitivity) ->
             "not shown\nhigher", "P95 at α*, s", "the authors'\nα", "P95 there,\nagainst α*'s",
         ):  # fmt: skip
             table.add_column(head, justify="left" if head == "setting" else "right")
-        for found in shown:
-            a = _answer(found, settings, chosen)
+        for a in shown:
+            found = a["curve"]
             band = mean_band(found.scores["p95_s"][found.best], settings.confidence)
             table.add_row(
                 f"{found.setting.trace}, {rate(found.setting)}",
@@ -280,26 +272,23 @@ def _tables(curves: Sequence[Curve], settings: Settings, chosen: Sensitivity) ->
 def _write(
     job: Job,
     settings: Settings,
-    chosen: Sensitivity,
-    curves: Sequence[Curve],
+    answers: Sequence[dict],
     heat: Sequence[Curve],
     printed: str,
 ) -> None:
     rows, heat_rows, paper_rows = [], [], []
-    for found in curves:
-        rows += _curve_rows(found, settings)
-        rows += _best_rows(found, settings, chosen)
-        if (paper := _paper_row(found, settings, chosen)) is not None:
-            paper_rows.append(paper)
+    for answer in answers:
+        rows += _curve_rows(answer["curve"], settings)
+        rows += _best_rows(answer, settings)
+        if answer["paper"] is not None:
+            paper_rows.append(_paper_row(answer, settings))
     for found in heat:
         heat_rows += _heat_rows(found, settings)
     for name, records in (("alpha", rows), ("alpha_rate", heat_rows), ("paper_alpha", paper_rows)):
         if records:
             tidy.write(job.run_dir / f"{name}.csv", records)
     (job.run_dir / "tables.txt").write_text(printed, encoding="utf-8")
-    command = " ".join(["python -m hexrepro", *job.overrides])
-    config = OmegaConf.to_yaml(job.cfg, resolve=True)
-    (job.run_dir / "config.yaml").write_text(f"# {command}\n{config}", encoding="utf-8")
+    outputs.write_config(job, job.run_dir)
 
 
 def _curve_rows(found: Curve, settings: Settings) -> list[dict]:
@@ -313,10 +302,11 @@ def _curve_rows(found: Curve, settings: Settings) -> list[dict]:
     return rows
 
 
-def _best_rows(found: Curve, settings: Settings, chosen: Sensitivity) -> list[dict]:
+def _best_rows(a: dict[str, Any], settings: Settings) -> list[dict]:
     """`best`: α* with its bootstrap interval; `best_flat`, `best_tied`: α* with the range that is as good on the reported
     seeds; `p95_s_ratio_paper`: P95 at the authors' α (in column alpha) over that at α*, seeds paired."""
-    a, n = _answer(found, settings, chosen), len(found.setting.seeds)
+    found = a["curve"]
+    n = len(found.setting.seeds)
     label = tidy.labels(settings, found.setting, found.policy.name, a["alpha"])
     chosen_on = found.selection_p95_s.shape[-1]
     rows = [
@@ -330,11 +320,9 @@ def _best_rows(found: Curve, settings: Settings, chosen: Sensitivity) -> list[di
     return rows
 
 
-def _paper_row(found: Curve, settings: Settings, chosen: Sensitivity) -> dict | None:
+def _paper_row(a: dict[str, Any], settings: Settings) -> dict:
     """The authors' α beside ours, in words for a reader."""
-    a = _answer(found, settings, chosen)
-    if a["paper"] is None:
-        return None
+    found = a["curve"]
     ratio, band = a["ratio"], mean_band(found.scores["p95_s"][found.best], settings.confidence)
     label = tidy.labels(settings, found.setting, found.policy.name, a["alpha"])
     return label | {

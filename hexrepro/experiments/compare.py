@@ -6,11 +6,7 @@ it is chosen on arrivals of other seeds than those reported.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping
-
-from rich.console import Console
-from rich.table import Table
 
 from hexrepro.errors import InputError
 from hexrepro.experiments import Job, cells, outputs
@@ -18,12 +14,11 @@ from hexrepro.experiments.cache import check_cache_dir, prune
 from hexrepro.experiments.cells import Cell, Setting
 from hexrepro.experiments.inputs import settings_of
 from hexrepro.experiments.outcome import Outcome, describe, gain_tables, short, summarise
+from hexrepro.experiments.printed import Printed
 from hexrepro.experiments.progress import Cells
 from hexrepro.experiments.settings import Settings, read_settings
 from hexrepro.report import tables
 from hexrepro.scheduling import Policy, load_policy
-
-WIDTH = 150  # of the printed tables where there is no terminal to ask
 
 
 def run(job: Job) -> None:
@@ -56,7 +51,7 @@ def run(job: Job) -> None:
         printed.add(table)
     outputs.write(job, settings, outcomes, printed.text())
     prune(cache)
-    printed.out.print(f"Results: {job.run_dir}", soft_wrap=True, highlight=False)
+    printed.results(job.run_dir)
 
 
 def policies_of(settings: Settings) -> list[Policy]:
@@ -85,29 +80,3 @@ def cells_of(setting: Setting, policies: list[Policy], settings: Settings) -> li
     chosen = settings.selection
     to_choose = chosen.policies if settings.alpha is None else ()
     return [Cell(setting, policy, chosen.alphas if policy.name in to_choose else ()) for policy in policies]
-
-
-class Printed:
-    """Tables on stdout, and once more as plain text for the run directory."""
-
-    def __init__(self) -> None:
-        self.out = Console()
-        self._same = not self.out.is_terminal
-        if self._same:
-            self.out = Console(width=WIDTH)
-        self._parts: list[str] = []
-
-    def add(self, table: Table) -> None:
-        plain = io.StringIO()
-        console = Console(width=WIDTH, file=plain)
-        console.print(table)
-        console.print()
-        self._parts.append(plain.getvalue())
-        if self._same:  # rendering takes longer than simulating
-            print(self._parts[-1], end="", flush=True)
-        else:
-            self.out.print(table)
-            self.out.print()
-
-    def text(self) -> str:
-        return "".join(self._parts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 
 import numpy as np
@@ -60,12 +60,17 @@ class Day:
         """When each phase begins."""
         return np.cumsum([0.0, *(phase.duration_s for phase in self.phases[:-1])]).tolist()
 
-    def rate_qps(self, time_s: float) -> float:
-        """The mean rate at a time; 0 once the day is over."""
+    def phase(self, time_s: float) -> Phase | None:
+        """The phase at a time; None once the day is over."""
         for start_s, phase in zip(self.starts_s(), self.phases, strict=True):
             if start_s <= time_s < start_s + phase.duration_s:
-                return phase.rate_qps
-        return 0.0
+                return phase
+        return None
+
+    def rate_qps(self, time_s: float) -> float:
+        """The mean rate at a time; 0 once the day is over."""
+        phase = self.phase(time_s)
+        return 0.0 if phase is None else phase.rate_qps
 
 
 def read_day(spec: Mapping, cluster: Cluster) -> Day:
@@ -191,10 +196,7 @@ def believed_cluster(cluster: Cluster, simulation: Simulation) -> Cluster:
     """The cluster with the step times that the simulation's scheduler believes in."""
     instances = []
     for spec, view in zip(cluster.instances, simulation.instances, strict=True):
-        speeds = {
-            name: float(view[name])
-            for name in ("base_s", "prefill_token_s", "prefill_context_s", "sequence_s", "kv_token_s")
-        }
+        speeds = {term.name: float(view[term.name]) for term in fields(spec.latency)}
         instances.append(replace(spec, latency=replace(spec.latency, **speeds)))
     return Cluster(cluster.name, tuple(instances))
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from rich import box
 from rich.table import Table
 
@@ -23,12 +23,13 @@ from hexrepro.errors import InputError
 from hexrepro.experiments import Job, outputs, tidy
 from hexrepro.experiments.cache import check_cache_dir, code_version, fingerprint, prune, write_atomically
 from hexrepro.experiments.cells import Setting
-from hexrepro.experiments.compare import Printed, policies_of
+from hexrepro.experiments.compare import policies_of
 from hexrepro.experiments.explain import suggest
 from hexrepro.experiments.inputs import settings_of
 from hexrepro.experiments.outcome import hardware
+from hexrepro.experiments.printed import Printed
 from hexrepro.experiments.progress import Cells
-from hexrepro.experiments.settings import Settings, by_view, candidates, number, read_settings, whole
+from hexrepro.experiments.settings import Settings, by_view, candidates, number, read_settings, section, whole
 from hexrepro.report.intervals import Interval, mean_interval, ratio_interval
 from hexrepro.report.tables import factor, with_half_width
 from hexrepro.scheduling import Policy
@@ -130,14 +131,11 @@ def run(job: Job) -> None:
         (part / "tables.txt").write_text(printed.text(), encoding="utf-8")
         outputs.write_config(job, part)
     prune(cache)
-    printed.out.print(f"Results: {job.run_dir}", soft_wrap=True, highlight=False)
+    printed.results(job.run_dir)
 
 
 def _question(cfg: DictConfig, settings: Settings) -> tuple[Question, dict[str, int], list[str]]:
     """The config's `goodput`: what is asked, with how many queries a run in each view, of which policies."""
-    if not OmegaConf.is_config(cfg.get("goodput")):
-        raise InputError("run=goodput needs the values of `goodput`; experiment=throughput has them")
-    given = OmegaConf.to_container(cfg.goodput, resolve=True)
     known = (
         "slo_scales",
         "attainment",
@@ -148,12 +146,7 @@ def _question(cfg: DictConfig, settings: Settings) -> tuple[Question, dict[str, 
         "alphas",
         "alpha_seeds",
     )
-    for name in given:
-        if name not in known:
-            raise InputError(f"goodput.{name} is no option{suggest(str(name), known)}")
-    for name in known:
-        if given.get(name) is None:
-            raise InputError(f"goodput.{name} has no value; give one: goodput.{name}=VALUE")
+    given = section(cfg, "goodput", known, experiment="throughput")
     scales, ends = given["slo_scales"], given["rates_qps"]
     scales = scales if isinstance(scales, list) else [scales]
     if not isinstance(ends, list) or len(ends) != 2:

@@ -13,21 +13,20 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from rich import box
 from rich.table import Table
 
 from hexrepro import simulator
-from hexrepro.errors import InputError
 from hexrepro.experiments import Job, cells, outputs, tidy
 from hexrepro.experiments.cache import check_cache_dir, prune
 from hexrepro.experiments.cells import Setting
-from hexrepro.experiments.compare import Printed, cells_of, policies_of
-from hexrepro.experiments.explain import suggest
+from hexrepro.experiments.compare import cells_of, policies_of
 from hexrepro.experiments.inputs import settings_of
 from hexrepro.experiments.outcome import Outcome, summarise
+from hexrepro.experiments.printed import Printed
 from hexrepro.experiments.progress import Cells
-from hexrepro.experiments.settings import Settings, number, read_settings, whole
+from hexrepro.experiments.settings import Settings, number, read_settings, section, whole
 from hexrepro.report.intervals import mean_interval
 from hexrepro.scheduling import Policy
 from hexrepro.scheduling.estimates import budget_s, cluster_means_s, solo_latency_s
@@ -90,20 +89,12 @@ def run(job: Job) -> None:
         (part / "tables.txt").write_text(printed.text(), encoding="utf-8")
         outputs.write_config(job, part)
     prune(cache)
-    printed.out.print(f"Results: {job.run_dir}", soft_wrap=True, highlight=False)
+    printed.results(job.run_dir)
 
 
 def _sizes(cfg: DictConfig) -> Sizes:
-    if not OmegaConf.is_config(cfg.get("scale")):
-        raise InputError("run=scale needs the values of `scale`; experiment=scale has them")
-    given = OmegaConf.to_container(cfg.scale, resolve=True)
     known = ("scale_outs", "rate_qps", "queries", "in_flight", "repeats")
-    for name in given:
-        if name not in known:
-            raise InputError(f"scale.{name} is no option{suggest(str(name), known)}")
-    for name in known:
-        if given.get(name) is None:
-            raise InputError(f"scale.{name} has no value; give one: scale.{name}=VALUE")
+    given = section(cfg, "scale", known, experiment="scale")
 
     def sizes(name: str) -> tuple[int, ...]:
         values = given[name] if isinstance(given[name], list) else [given[name]]

@@ -312,3 +312,17 @@ def candidates(value: Any, name: str) -> tuple[float, ...]:
             raise InputError(f"{name}={value} must name at least one alpha, and none twice")
         return found
     return tuple(float(a) for a in np.linspace(0.0, 1.0, whole(value, name)).round(6))
+
+
+def section(cfg: DictConfig, name: str, known: Iterable[str], experiment: str) -> dict[str, Any]:
+    """The config's part `name` as plain values: all of `known` with a value, and nothing else. `experiment` has one."""
+    if not OmegaConf.is_config(cfg.get(name)):
+        raise InputError(f"run={name} needs the values of `{name}`; experiment={experiment} has them")
+    given = OmegaConf.to_container(cfg[name], resolve=True)
+    for option in given:
+        if option not in known:
+            raise InputError(f"{name}.{option} is no option{suggest(str(option), known)}")
+    for option in known:
+        if given.get(option) is None:
+            raise InputError(f"{name}.{option} has no value; give one: {name}.{option}=VALUE")
+    return given

@@ -6,7 +6,6 @@ the arrivals of others (`seeds`): no candidate looks good for having been lucky.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ import optuna
 import yaml
 from omegaconf import DictConfig, OmegaConf
 from rich import box
-from rich.console import Console, Group
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
@@ -28,8 +27,9 @@ from hexrepro.experiments.cells import Setting
 from hexrepro.experiments.evaluations import evaluator, row
 from hexrepro.experiments.inputs import settings_of
 from hexrepro.experiments.outcome import describe, short
+from hexrepro.experiments.printed import Printed
 from hexrepro.experiments.progress import Cells
-from hexrepro.experiments.settings import Settings, read_settings
+from hexrepro.experiments.settings import Settings, read_settings, whole
 from hexrepro.report.intervals import Interval, mean_band, mean_interval
 from hexrepro.report.tables import with_half_width
 from hexrepro.scheduling import Policy, load_policy
@@ -39,7 +39,6 @@ from hexrepro.tuning.offline import Search, batches, search
 from hexrepro.tuning.samplers import Samplers, Sampling, open_storage
 from hexrepro.tuning.space import RESERVED, WEIGHT, Candidate, Space, read_space
 
-WIDTH = 150  # of the printed tables where there is no terminal to ask
 SHOWN = 9  # points of a curve that the terminal shows
 
 
@@ -101,21 +100,21 @@ def run(job: Job) -> None:
     cache = check_cache_dir()
     storage = open_storage(tuning.storage)
 
-    out, log = _console(), Console(width=WIDTH, record=True, file=io.StringIO())
+    printed = Printed()
     done: list[Tuned] = []
-    with Cells(sum(batches(tuning.sampling, space) for space in spaces), out, unit="batches") as progress:
+    with Cells(
+        sum(batches(tuning.sampling, space) for space in spaces), printed.out, unit="batches"
+    ) as progress:
         for setting, space in zip(plan, spaces, strict=True):
             progress.begin(short(setting, settings))
             tuned = tune(setting, space, tuning, settings, cache, storage, lambda: progress.advance(False))
             progress.setting_done(short(setting, settings))
             done.append(tuned)
             for table in _tables(tuned, tuning, settings):
-                for console in (out, log):
-                    console.print(table)
-                    console.print()
-    _write(job, settings, tuning, done, log.export_text())
+                printed.add(table)
+    _write(job, settings, tuning, done, printed.text())
     prune(cache)
-    out.print(f"Results: {job.run_dir}", soft_wrap=True, highlight=False)
+    printed.results(job.run_dir)
 
 
 def read_tuning(cfg: DictConfig) -> Tuning:
@@ -137,8 +136,6 @@ def read_tuning(cfg: DictConfig) -> Tuning:
         if key not in known:
             raise InputError(f"tuning.sampler.{key} is unknown (one of: {', '.join(known)})")
     curve, flat = plain["curve"], plain["flat"]
-    if isinstance(curve, bool) or not isinstance(curve, int) or curve < 2:
-        raise InputError(f"tuning.curve={curve} must be a whole number of at least 2")
     if isinstance(flat, bool) or not isinstance(flat, int | float) or not 0.0 <= flat < 1.0:
         raise InputError(f"tuning.flat={flat} must be a share between 0 and 1, such as 0.01")
     if plain["storage"] is not None and not isinstance(plain["storage"], str):
@@ -150,7 +147,7 @@ def read_tuning(cfg: DictConfig) -> Tuning:
         objectives=objectives,
         sampling=Sampling(**sampler, seed=plain["seed"]),
         storage=plain["storage"],
-        curve=curve,
+        curve=whole(curve, "tuning.curve", 2),
         flat=float(flat),
     )
 
@@ -198,11 +195,6 @@ def study_name(setting: Setting, tuning: Tuning) -> str:
     )  # fmt: skip
     rate = "recorded" if setting.rate_qps is None else f"{setting.rate_qps:g}"
     return f"{setting.trace} {rate} {setting.cluster.name} {setting.profile} {sampling.name} {digest[:10]}"
-
-
-def _console() -> Console:
-    out = Console()
-    return out if out.is_terminal else Console(width=WIDTH)
 
 
 # ---- what is printed ---------------------------------------------------------------------------------------------------
@@ -331,9 +323,7 @@ def _write(job: Job, settings: Settings, tuning: Tuning, done: list[Tuned], prin
         "# The answer for each setting: trace, rate, cluster, view, sampler\n" + text, encoding="utf-8"
     )
     (job.run_dir / "tables.txt").write_text(printed, encoding="utf-8")
-    command = " ".join(["python -m hexrepro", *job.overrides])
-    config = OmegaConf.to_yaml(job.cfg, resolve=True)
-    (job.run_dir / "config.yaml").write_text(f"# {command}\n{config}", encoding="utf-8")
+    outputs.write_config(job, job.run_dir)
 
 
 def _labels(tuned: Tuned, settings: Settings, candidate: Candidate) -> dict[str, Any]:

@@ -11,9 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hexrepro.report.intervals import expanded_level, mean_band
-
-RESAMPLES = 4999
+from hexrepro.report.intervals import RESAMPLES, expanded_level, mean_band
 
 
 class Range(NamedTuple):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 from scipy import stats
@@ -141,9 +141,8 @@ class OnlineTuner:
         self._reference: np.ndarray | None = None  # latencies of the window that others are held against
         self._armed = True
         self._clock_s = -math.inf
-        self._scores: dict[
-            float, float
-        ] = {}  # predicted P95 of each candidate, summed over decisions with memory
+        # predicted P95 of each candidate, summed over decisions with memory
+        self._scores: dict[float, float] = {}
         self._scored_s = -math.inf
         self.set_cluster(cluster)
 
@@ -155,7 +154,7 @@ class OnlineTuner:
     def step(self, now_s: float) -> Decision | None:
         """Decide if it is time to. Returns the decision; None when nothing asked for one."""
         if now_s < self._clock_s:
-            return self._keep(now_s, f"the clock stepped back from {self._clock_s:g} s")
+            return self._log(now_s, f"the clock stepped back from {self._clock_s:g} s")
         self._clock_s = now_s
         self.history.forget(now_s - self.options.window_s, keep=self.options.donors)
         if now_s - self._decided_s < self.options.interval_s:
@@ -200,12 +199,12 @@ class OnlineTuner:
     def decide(self, now_s: float, reason: str = "asked") -> Decision:
         """Replay the window for the candidates and move alpha if that helps."""
         began = time.perf_counter()
-        o, history = self.options, self.history
+        o = self.options
         rng = np.random.default_rng([self._seed, len(self.decisions)])
         self._decided_s, self._armed = now_s, False
         try:
             replay = make_replay(
-                history,
+                self.history,
                 now_s,
                 window_s=o.window_s,
                 seeds=o.seeds,
@@ -214,44 +213,41 @@ class OnlineTuner:
                 rng=rng,
             )
         except BadWindow as bad:
-            return self._keep(now_s, f"{reason}; kept: {bad}", began)
+            return self._log(now_s, f"{reason}; kept: {bad}", began)
         predicted = self._predict(replay)
         alpha, verdict = self._choose(predicted, now_s)
-        tail = self._latencies(now_s)
-        known = self._reference is not None
-        decision = Decision(
-            time_s=now_s,
-            reason=f"{reason}; {verdict}",
-            alpha_before=self.alpha,
-            alpha=alpha,
-            finished=len(history.finished),
-            under_way=len(history.open),
-            arrivals=len(history.arrivals),
-            tail_s=float(quantile(tail, 0.95)) if len(tail) else math.nan,
-            reference_s=float(quantile(self._reference, 0.95)) if known else math.nan,
+        tail, reference = self._latencies(now_s), self._reference
+        if alpha != self.alpha:
+            self._reference = None  # another alpha has another tail
+        return self._log(
+            now_s,
+            f"{reason}; {verdict}",
+            began,
+            alpha,
+            tail_s=math.nan if len(tail) == 0 else float(quantile(tail, 0.95)),
+            reference_s=math.nan if reference is None else float(quantile(reference, 0.95)),
             predicted={a: (float(p.mean()), len(p)) for a, p in predicted.items()},
         )
-        if decision.moved:
-            self._reference = None  # another alpha has another tail
-        self.alpha = alpha
-        return self._log(decision, began)
 
-    def _keep(self, now_s: float, reason: str, began: float | None = None) -> Decision:
+    def _log(
+        self, now_s: float, reason: str, began: float | None = None, alpha: float | None = None, **found
+    ) -> Decision:
+        """Note a decision, and use the alpha it came to; without one the present alpha is kept."""
+        before, history = self.alpha, self.history
+        self.alpha = before if alpha is None else alpha
         decision = Decision(
             time_s=now_s,
             reason=reason,
-            alpha_before=self.alpha,
+            alpha_before=before,
             alpha=self.alpha,
-            finished=len(self.history.finished),
-            under_way=len(self.history.open),
-            arrivals=len(self.history.arrivals),
+            finished=len(history.finished),
+            under_way=len(history.open),
+            arrivals=len(history.arrivals),
+            cost_ms=0.0 if began is None else 1e3 * (time.perf_counter() - began),
+            **found,
         )
-        return self._log(decision, began)
-
-    def _log(self, decision: Decision, began: float | None) -> Decision:
-        cost_ms = 0.0 if began is None else 1e3 * (time.perf_counter() - began)
-        self.decisions.append(replace(decision, cost_ms=cost_ms))
-        return self.decisions[-1]
+        self.decisions.append(decision)
+        return decision
 
     def _predict(self, replay) -> dict[float, np.ndarray]:
         """P95 of the replay for each candidate and the present alpha, float64[seeds] each (fewer for one that lost early)."""
