@@ -12,6 +12,7 @@ NAMES = {
     "simulator": "speed, start-up and memory of the simulator through its public API",
     "tuning": "the offline search: the samplers' share of the wall time, and agreement with the dense grid",
     "online": "the online tuner: what one decision costs, by the load",
+    "gateway": "the gateway: what it adds to a call, by the rate, and what one decision costs",
 }
 
 

@@ -9,7 +9,7 @@ S  sequences in the step, decoding or prefilling,
 K  KV tokens read by decoding: the sum over decoding sequences of the tokens computed before the step.
 
 The five coefficients are seconds per unit. `fit_steps` fits them to timed steps, `fit_solo` to the latencies
-of calls that had the engine for themselves.
+of calls that had the engine for themselves, and `fit_calls` to what a client sees through a server's API.
 """
 
 from __future__ import annotations
@@ -192,6 +192,46 @@ def fit_solo(
     return _fit(columns, [1], t, known, None if relative else t**2)
 
 
+class CallFit(NamedTuple):
+    """A fit to what a client sees: the engine's step time, and what the API adds to a call once."""
+
+    model: LatencyModel
+    overhead_s: float
+    predicted_s: NDArray[np.float64]  # of each measurement
+    errors: FitErrors
+
+
+def fit_calls(
+    calls: ArrayLike,
+    steps: ArrayLike,
+    prefill_tokens: ArrayLike,
+    prefill_context: ArrayLike,
+    sequences: ArrayLike,
+    kv_tokens: ArrayLike,
+    seconds: ArrayLike,
+    weights: ArrayLike | None = None,
+) -> CallFit:
+    """Fit all five coefficients, and a constant per call, to times that a client took, float[n] each.
+
+    A measurement spans `steps` engine steps; P, A, S and K are summed over them. `calls` is 1 where the time runs from the
+    sending of a call, so that the API's share is in it, and 0 where it lies between two tokens. Non-negative least squares of
+    relative errors; `weights` as in `fit_steps`.
+    """
+    c, n, p, a, s, k, t = _columns(
+        calls=calls,
+        steps=steps,
+        prefill_tokens=prefill_tokens,
+        prefill_context=prefill_context,
+        sequences=sequences,
+        kv_tokens=kv_tokens,
+        seconds=seconds,
+    )
+    coefficients, predicted = _solve([n, p, a, s, k, c], list(range(6)), t, np.zeros(6), weights)
+    return CallFit(
+        LatencyModel(*coefficients[:5].tolist()), float(coefficients[5]), predicted, fit_errors(predicted, t)
+    )
+
+
 def _fit(
     columns: list[NDArray[np.float64]],
     free: list[int],
@@ -199,7 +239,21 @@ def _fit(
     known: NDArray[np.float64],
     weights: ArrayLike | None,
 ) -> Fit:
-    """Non-negative least squares for the coefficients in `free`; the others keep their value in `known`."""
+    coefficients, predicted = _solve(columns, free, seconds, known, weights)
+    return Fit(LatencyModel(*coefficients.tolist()), fit_errors(predicted, seconds))
+
+
+def _solve(
+    columns: list[NDArray[np.float64]],
+    free: list[int],
+    seconds: NDArray[np.float64],
+    known: NDArray[np.float64],
+    weights: ArrayLike | None,
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Non-negative least squares for the coefficients in `free`; the others keep their value in `known`.
+
+    Returns all coefficients, and what they predict for each row.
+    """
     from scipy.optimize import nnls
 
     x = np.column_stack(columns)
@@ -220,8 +274,7 @@ def _fit(
         raise InputError(
             "fit: base_s comes out as 0; the measurements show no cost per step: add steps of other sizes"
         )
-    model = LatencyModel(*coefficients.tolist())
-    return Fit(model, fit_errors(x @ coefficients, seconds))
+    return coefficients, x @ coefficients
 
 
 def _columns(**named: ArrayLike) -> tuple[NDArray[np.float64], ...]:

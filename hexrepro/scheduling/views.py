@@ -8,6 +8,8 @@ import numba
 import numpy as np
 from numba import types
 
+from hexrepro.errors import InputError
+
 CALL = np.dtype(
     [
         ("sequence", np.int64),  # 0, 1, 2, ...: how many calls were dispatched before this one
@@ -59,6 +61,14 @@ INSTANCE = np.dtype(
     align=True,
 )
 
+SPEEDS = (
+    "base_s",
+    "prefill_token_s",
+    "prefill_context_s",
+    "sequence_s",
+    "kv_token_s",
+)  # the latency model's fields
+
 _Call = numba.from_dtype(CALL)
 _Instances = numba.from_dtype(INSTANCE)[::1]
 _Params = types.float64[::1]
@@ -74,7 +84,7 @@ def instance_views(cluster) -> np.ndarray:
     views = np.zeros(len(cluster.instances), INSTANCE)
     kinds: dict = {}
     for view, spec in zip(views, cluster.instances, strict=True):
-        for field in ("base_s", "prefill_token_s", "prefill_context_s", "sequence_s", "kv_token_s"):
+        for field in SPEEDS:
             view[field] = getattr(spec.latency, field)
         view["max_num_seqs"] = spec.max_num_seqs
         view["max_num_batched_tokens"] = spec.max_num_batched_tokens
@@ -83,3 +93,20 @@ def instance_views(cluster) -> np.ndarray:
         view["load_weight"] = spec.load_weight
         view["kind"] = kinds.setdefault((spec.latency, spec.max_num_batched_tokens), len(kinds))
     return views
+
+
+def believe(views: np.ndarray, configured: np.ndarray, m: int, factor: float) -> None:
+    """Instance m takes `factor` times as long as in `configured` (INSTANCE[M]): change `views`, and number the kinds anew."""
+    check_factor(m, factor)
+    for name in SPEEDS:
+        views[name][m] = configured[name][m] * factor
+    kinds: dict[tuple, int] = {}
+    for view in views:
+        key = (*(float(view[name]) for name in SPEEDS), int(view["max_num_batched_tokens"]))
+        view["kind"] = kinds.setdefault(key, len(kinds))
+
+
+def check_factor(m: int, factor: float) -> None:
+    """Refuse what is no change of an instance's speed."""
+    if not 0 < factor < np.inf:
+        raise InputError(f"instance {m}: factor={factor!r} must be a positive number")

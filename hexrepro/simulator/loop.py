@@ -10,6 +10,7 @@ import math
 import numpy as np
 
 from hexrepro.compiled import inlined, kernel
+from hexrepro.scheduling.draws import uniform
 from hexrepro.scheduling.estimates import budget_s, cluster_mean_s, solo_latency_s
 from hexrepro.simulator import fairness
 from hexrepro.simulator.decoding import decode_s, interrupt, steps_until
@@ -311,16 +312,6 @@ def _add_to_window(recent, count, window, value):
 @kernel
 def _median(ordered, size):
     return 0.5 * (ordered[(size - 1) // 2] + ordered[size // 2])
-
-
-@kernel
-def uniform(seed, index):
-    """A uniform number in [0, 1) that depends on seed and index alone (SplitMix64), whatever the thread or the order."""
-    z = np.uint64(seed) * np.uint64(0xD1342543DE82EF95) + np.uint64(index + 1) * np.uint64(0x9E3779B97F4A7C15)
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    z = z ^ (z >> np.uint64(31))
-    return float(z >> np.uint64(11)) * (1.0 / (1 << 53))
 
 
 @kernel

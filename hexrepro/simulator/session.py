@@ -15,14 +15,12 @@ from hexrepro.compiled import njit
 from hexrepro.errors import InputError
 from hexrepro.scheduling.estimates import Estimates, cluster_means_s, estimate
 from hexrepro.scheduling.policy import Policy, load_policy
-from hexrepro.scheduling.views import instance_views
+from hexrepro.scheduling.views import believe, check_factor, instance_views
 from hexrepro.simulator.engine import EngineOptions, explain, set_up
 from hexrepro.simulator.instance import change_speed
 from hexrepro.simulator.loop import DONE, advance, begin
 from hexrepro.simulator.state import allocate
 from hexrepro.workload.types import Workload
-
-_SPEEDS = ("base_s", "prefill_token_s", "prefill_context_s", "sequence_s", "kv_token_s")
 
 
 class Simulation:
@@ -128,23 +126,16 @@ class Simulation:
 
         The scheduler does not know: see `believe`.
         """
-        if not 0 < factor < np.inf:
-            raise InputError(f"instance {m}: factor={factor!r} must be a positive number")
+        check_factor(m, factor)
         self._slowdown[m] = factor
         self._change_speed(m)
 
     def believe(self, m: int, factor: float) -> None:
         """The scheduler has learned that instance m takes `factor` times as long as its latency model says."""
-        if not 0 < factor < np.inf:
-            raise InputError(f"instance {m}: factor={factor!r} must be a positive number")
+        check_factor(m, factor)
         self._believed[m] = factor
-        self._change_speed(m)
-        for name in _SPEEDS:
-            self.instances[name][m] = self._views[name][m] * factor
-        kinds: dict[tuple, int] = {}
-        for view in self.instances:
-            key = (*(float(view[name]) for name in _SPEEDS), int(view["max_num_batched_tokens"]))
-            view["kind"] = kinds.setdefault(key, len(kinds))
+        self._change_speed(m)  # which ends the present step by the old step times: before these change
+        believe(self.instances, self._views, m, factor)
         self._renew_means()
 
     def _change_speed(self, m: int) -> None:
