@@ -198,7 +198,7 @@ def test_one_policy_is_tuned():
 SENSITIVITY = (
     "experiment=alpha_sensitivity", "seeds=3", "selection.seeds=2", "workload.n_queries=4", "sensitivity.alphas=11",
     "sensitivity.also=[0.03]", "sensitivity.heatmap.alphas=3", "sensitivity.heatmap.also=[]",
-    "sensitivity.heatmap.rates_qps=[0.2,0.9]",
+    "sensitivity.heatmap.rates_qps=[0.2,0.9]", "prefix_caching=template",
 )  # fmt: skip
 
 
