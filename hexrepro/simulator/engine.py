@@ -13,7 +13,7 @@ from hexrepro.errors import InputError
 from hexrepro.scheduling.estimates import Estimates, base_slo_s, cluster_means_s, estimate
 from hexrepro.scheduling.policy import Policy, load_policy
 from hexrepro.scheduling.views import instance_views
-from hexrepro.simulator.loop import BAD_INSTANCE, BAD_KEY, DONE, simulate_one
+from hexrepro.simulator.loop import BAD_INSTANCE, BAD_KEY, DONE, Arrivals, Rules, simulate_one
 from hexrepro.simulator.results import INSTANCE_COUNTS, GridResult, Result
 from hexrepro.simulator.state import NONE, QUERY, STAGE, STARTED, TASK, Load, Memory, Options, allocate
 from hexrepro.workload.types import Workload
@@ -416,8 +416,8 @@ def _simulate_slice(
 ):  # fmt: skip
     for r in range(len(arrivals_s)):
         status, where = simulate_one(
-            load, options, views, arrivals_s[r], order[r], slo_s, dispatch, params[r], queue, queue_params, seeds[r], mem,
-            query_end_s[r],
+            load, options, views, Arrivals(arrivals_s[r], order[r], slo_s),
+            Rules(dispatch, params[r], queue, queue_params, seeds[r]), mem, query_end_s[r],
         )  # fmt: skip
         if status != DONE:
             return status, where

@@ -6,6 +6,7 @@ start one. So a call that comes exactly at a step boundary is part of the step t
 """
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,39 +24,29 @@ DONE, STUCK, BAD_INSTANCE, BAD_KEY = 0, 1, 2, 3
 _MIN_HISTORY = 5  # finished calls of a stage before their median replaces the prior
 
 
+class Arrivals(NamedTuple):
+    """When queries come, and how long they may take."""
+
+    at_s: np.ndarray  # float64[q]
+    order: np.ndarray  # int[q], the queries as they arrive
+    slo_s: np.ndarray  # float64[q]
+
+
+class Rules(NamedTuple):
+    """A policy, compiled."""
+
+    dispatch: object
+    params: np.ndarray  # float64[P]
+    queue: object
+    queue_params: np.ndarray
+    seed: int  # of the calls' random numbers
+
+
 @kernel
-def simulate_one(
-    load,
-    options,
-    views,
-    arrival_s,
-    order,
-    slo_s,
-    dispatch,
-    params,
-    queue,
-    queue_params,
-    seed,
-    mem,
-    query_end_s,
-):
+def simulate_one(load, options, views, arrivals, rules, mem, query_end_s):
     """Run one simulation; fills `mem` and query_end_s[q]. Returns DONE, or what went wrong and the call it went wrong at."""
     begin(load, options, views, mem)
-    return advance(
-        load,
-        options,
-        arrival_s,
-        order,
-        slo_s,
-        dispatch,
-        params,
-        queue,
-        queue_params,
-        seed,
-        mem,
-        query_end_s,
-        np.inf,
-    )
+    return advance(load, options, arrivals, rules, mem, query_end_s, np.inf)
 
 
 @kernel
@@ -66,24 +57,10 @@ def begin(load, options, views, mem):
 
 
 @kernel
-def advance(
-    load,
-    options,
-    arrival_s,
-    order,
-    slo_s,
-    dispatch,
-    params,
-    queue,
-    queue_params,
-    seed,
-    mem,
-    query_end_s,
-    until_s,
-):
-    """Go through all events up to and including `until_s`; `order` lists the queries as they arrive. Returns as
-    `simulate_one`."""
+def advance(load, options, arrivals, rules, mem, query_end_s, until_s):
+    """Go through all events up to and including `until_s`. Returns as `simulate_one`."""
     calls, timers, clock = mem.calls, mem.timers, mem.clock[0]
+    arrival_s, order = arrivals.at_s, arrivals.order
     leaves = len(timers) >> 1
     released, unfinished, next_query = clock.released, clock.unfinished, clock.next_query
     sequence, releases = clock.sequence, clock.releases
@@ -135,21 +112,7 @@ def advance(
         while released != NONE and calls[released].key <= now:
             call = released
             released = pop(calls, released)
-            status, m = _dispatch(
-                load,
-                options,
-                mem,
-                call,
-                sequence,
-                now,
-                arrival_s,
-                slo_s,
-                dispatch,
-                params,
-                queue,
-                queue_params,
-                seed,
-            )
+            status, m = _dispatch(load, options, mem, call, sequence, now, arrivals, rules)
             if status != DONE:
                 return status, call
             sequence += 1
@@ -174,9 +137,7 @@ def _release(load, options, calls, released, call, releases, now):
 
 
 @inlined
-def _dispatch(
-    load, options, mem, call, sequence, now, arrival_s, slo_s, dispatch, params, queue, queue_params, seed
-):
+def _dispatch(load, options, mem, call, sequence, now, arrivals, rules):
     """Let the policy place one call: estimate, budget, instance, queue key."""
     view, state, task = mem.at_hand[0], mem.calls[call], load.tasks[call]
     query = task.query
@@ -187,8 +148,8 @@ def _dispatch(
     view.input_tokens = task.input_tokens
     view.cached_tokens = int(task.cached_estimate)
     view.now_s = now
-    view.arrival_s = arrival_s[query]
-    view.slo_s = slo_s[query]
+    view.arrival_s = arrivals.at_s[query]
+    view.slo_s = arrivals.slo_s[query]
     if load.window > 0:
         view.output_tokens = mem.stages[task.stage].output_median
         view.stage_mean_s = mem.stages[task.stage].mean_s
@@ -201,21 +162,21 @@ def _dispatch(
         view.stage_mean_s = task.stage_mean_s
         view.remaining_s = task.remaining_s
     view.budget_s = budget_s(view.slo_s, now - view.arrival_s, view.stage_mean_s, view.remaining_s)
-    view.draw[0] = uniform(seed, 2 * sequence)
-    view.draw[1] = uniform(seed, 2 * sequence + 1)
+    view.draw[0] = uniform(rules.seed, 2 * sequence)
+    view.draw[1] = uniform(rules.seed, 2 * sequence + 1)
     _estimate_everywhere(load, mem, view)
 
     if mem.clock[0].closed == 0:
-        m = dispatch(view, mem.t_comp_s, mem.views, params)
+        m = rules.dispatch(view, mem.t_comp_s, mem.views, rules.params)
         if m < 0 or m >= len(mem.views):
             return BAD_INSTANCE, m
     else:
-        m = _among_open(mem, view, dispatch, params)
+        m = _among_open(mem, view, rules)
         if m < 0:
             return BAD_INSTANCE, m
     view.instance = m
     view.t_comp_s = mem.t_comp_s[m]
-    state.key = queue(view, queue_params)
+    state.key = rules.queue(view, rules.queue_params)
     if math.isnan(state.key):
         return BAD_KEY, m
     state.output_estimate = view.output_tokens
@@ -230,7 +191,7 @@ def _dispatch(
 
 
 @kernel
-def _among_open(mem, view, dispatch, params):
+def _among_open(mem, view, rules):
     """Let the rule choose among the instances that take new calls: the others are not there for it."""
     count = 0
     for m in range(len(mem.views)):
@@ -239,7 +200,7 @@ def _among_open(mem, view, dispatch, params):
             mem.open_views[count] = mem.views[m]
             mem.open_s[count] = mem.t_comp_s[m]
             count += 1
-    chosen = dispatch(view, mem.open_s[:count], mem.open_views[:count], params)
+    chosen = rules.dispatch(view, mem.open_s[:count], mem.open_views[:count], rules.params)
     return mem.open_at[chosen] if 0 <= chosen < count else NONE
 
 

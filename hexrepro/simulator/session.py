@@ -18,7 +18,7 @@ from hexrepro.scheduling.policy import Policy, load_policy
 from hexrepro.scheduling.views import believe, check_factor, instance_views
 from hexrepro.simulator.engine import EngineOptions, explain, set_up
 from hexrepro.simulator.instance import change_speed
-from hexrepro.simulator.loop import DONE, advance, begin
+from hexrepro.simulator.loop import DONE, Arrivals, Rules, advance, begin
 from hexrepro.simulator.state import allocate
 from hexrepro.workload.types import Workload
 
@@ -98,10 +98,16 @@ class Simulation:
         """Go through all events up to and including `until_s`."""
         if until_s < self.now_s:
             raise InputError(f"until_s={until_s:g} lies before {self.now_s:g} s, where the run stands")
+        policy = self.policy
         status, where = _advance(
-            self._load, self._options, self._arrival_s, self._order, self.slo_s, self.policy.dispatch_rule, self.params,
-            self.policy.queue_rule, self.policy.queue_vector, self._seed, self._memory, self._end_s, float(until_s),
-        )  # fmt: skip
+            self._load,
+            self._options,
+            Arrivals(self._arrival_s, self._order, self.slo_s),
+            Rules(policy.dispatch_rule, self.params, policy.queue_rule, policy.queue_vector, self._seed),
+            self._memory,
+            self._end_s,
+            float(until_s),
+        )
         if status != DONE:
             raise InputError(explain(status, int(where), self.policy, len(self._views)))
         self.now_s = float(until_s)
@@ -170,24 +176,8 @@ def _begin(load, options, views, mem):
 
 
 @njit(_nrt=False)
-def _advance(
-    load, options, arrival_s, order, slo_s, dispatch, params, queue, queue_params, seed, mem, end_s, until_s
-):
-    return advance(
-        load,
-        options,
-        arrival_s,
-        order,
-        slo_s,
-        dispatch,
-        params,
-        queue,
-        queue_params,
-        seed,
-        mem,
-        end_s,
-        until_s,
-    )
+def _advance(load, options, arrivals, rules, mem, end_s, until_s):
+    return advance(load, options, arrivals, rules, mem, end_s, until_s)
 
 
 @njit(_nrt=False)
