@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
+
 import hypothesis
 import numpy as np
 import pytest
 
 from hexrepro.simulator.results import INSTANCE_COUNTS
 
-# an example that compiles, or waits for a busy core, is no failure
-hypothesis.settings.register_profile("hexrepro", deadline=None)
-hypothesis.settings.load_profile("hexrepro")
+# The same examples every time; HYPOTHESIS_PROFILE=search looks for others. An example that compiles, or waits for a busy core,
+# is no failure.
+hypothesis.settings.register_profile("hexrepro", deadline=None, derandomize=True)
+hypothesis.settings.register_profile("search", deadline=None)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "hexrepro"))
 
 
 @pytest.fixture

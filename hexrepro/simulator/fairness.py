@@ -27,7 +27,9 @@ def charge(load, mem, options, m, steps_done):
     for i in range(at.decoding):
         call = mem.slots[m, i].call
         left = mem.calls[call].finish_step - at.steps - steps_done
-        charge_call(load, mem, options, m, call, load.tasks[call].output_tokens - left)
+        generated = load.tasks[call].output_tokens - left
+        # a call that sits out a step under memory pressure is put down as one step later while the step lasts
+        charge_call(load, mem, options, m, call, max(generated, mem.calls[call].charged))
 
 
 @kernel

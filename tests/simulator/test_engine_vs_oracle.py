@@ -181,6 +181,28 @@ def test_engine_equals_oracle_under_memory_pressure(name: str, drawn) -> None:
     assert_instances_equal(result, expected)
 
 
+def test_a_call_that_sits_out_a_step_keeps_what_its_client_was_charged() -> None:
+    """Found by search: at 0.297 s calls come while a decoding call waits for a block, in a step without it."""
+    lengths = [(9, 13), (19, 13), (21, 11), (19, 2), (3, 1), (3, 1), (3, 1), (20, 40)]
+    shared = dict(template=0, template_tokens=1, context=0, context_tokens=1)
+    queries = [
+        dict(
+            arrival_s=k / 64,
+            tenant=tenant,
+            calls=[dict(stage=0, input_tokens=prompt, output_tokens=output, **shared)],
+        )
+        for (prompt, output), k, tenant in zip(
+            lengths, (0, 2, 5, 8, 14, 19, 19, 19), (1, 0, 0, 1, 0, 2, 0, 2), strict=True
+        )
+    ]
+    workload = make_workload(queries, n_tenants=3)
+    cluster = Cluster("one", (make_instance("one", (1 / 64, 1 / 4096, 0.0, 0.0, 0.0), 76, 1, 3, 8),))
+    options = dict(batching="prefill_first", prefix_caching="full")
+    result, expected = both(TWINS["vtc by tenant"], workload, cluster, 8.0, **options)
+    assert_equal(result, expected)
+    assert_instances_equal(result, expected)
+
+
 @given(
     drawn=runs(max_queries=8, max_calls=6),
     poll_s=st.sampled_from([0.0, 1 / 64, 0.25, 3.0]),
