@@ -52,14 +52,18 @@ class CallLog:
         self.path = Path(path)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self.path.open("a", encoding="utf-8")
+            self._file = self.path.open("ab")
+            if self._file.tell() and not _ends_in_newline(
+                self.path
+            ):  # cut off: what follows shall not be lost with it
+                self._file.write(b"\n")
         except OSError as error:
             raise InputError(f"call log {self.path}: it cannot be written ({error.strerror})") from None
 
     def write(self, records: Iterable[CallRecord]) -> None:
         lines = [json.dumps(asdict(record), separators=(",", ":")) + "\n" for record in records]
         if lines:
-            self._file.write("".join(lines))
+            self._file.write("".join(lines).encode())
             self._file.flush()
 
     def close(self) -> None:
@@ -72,3 +76,9 @@ class CallLog:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _ends_in_newline(path: Path) -> bool:
+    with path.open("rb") as file:
+        file.seek(-1, 2)
+        return file.read(1) == b"\n"
