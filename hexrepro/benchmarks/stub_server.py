@@ -1,9 +1,11 @@
-"""A model server that costs next to nothing: `python -m hexrepro.benchmarks.stub_server COUNT` listens at COUNT ports, which it
-prints, and answers every call with 8 tokens. In a stream the first comes at once, the others every 2 ms."""
+"""A model server that costs next to nothing: `python -m hexrepro.benchmarks.stub_server COUNT [PORT]` listens at COUNT ports
+(from PORT on, or any that are free), which it prints, and answers every call with 8 tokens, as model `m`. In a stream the first
+comes at once, the others every 2 ms."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import sys
 
@@ -89,10 +91,13 @@ class _Connection(asyncio.Protocol):
             self._loop.call_later(GAP_S, self._more, left - 1, last)
 
 
-async def serve(count: int) -> None:
-    """Listen until killed."""
+async def serve(count: int, port: int = 0) -> None:
+    """Listen until killed. `port`: the first of them, 0 = any that are free."""
     loop = asyncio.get_running_loop()
-    servers = [await loop.create_server(_Connection, "127.0.0.1", 0, backlog=1024) for _ in range(count)]
+    servers = [
+        await loop.create_server(_Connection, "127.0.0.1", port and port + i, backlog=1024)
+        for i in range(count)
+    ]
     print(*(s.sockets[0].getsockname()[1] for s in servers), flush=True)
     await asyncio.Event().wait()
 
@@ -102,4 +107,5 @@ if __name__ == "__main__":
         from uvloop import run
     except ModuleNotFoundError:
         run = asyncio.run
-    run(serve(int(sys.argv[1])))
+    with contextlib.suppress(KeyboardInterrupt):
+        run(serve(*map(int, sys.argv[1:3])))

@@ -73,6 +73,7 @@ class Settings:
     tokenize: str = "estimate"
     ask_usage: bool = True
     tune: bool = False
+    call_log: str | None = None
     timeouts: Timeouts = field(default_factory=Timeouts)
     coordinator: Options = field(default_factory=Options)
 
@@ -81,6 +82,10 @@ class Settings:
             self, "serving", zero=("max_waiting", "max_under_way", "drain_s", "port", "patience_s")
         )
         _check_numbers(self.timeouts, "serving.timeouts")
+        if self.port > 65535:
+            raise InputError(f"serving: port={self.port} must be at most 65535; 0 takes any that is free")
+        if self.call_log is not None and not (isinstance(self.call_log, str) and self.call_log):
+            raise InputError(f"serving: call_log={self.call_log!r} must name a file; null = no log")
         for name, among in (("mode", MODES), ("tokenize", TOKENIZE)):
             if getattr(self, name) not in among:
                 raise InputError(
@@ -238,9 +243,23 @@ def _beliefs(workflows: Any, where: str) -> Beliefs:
 
 
 def _url(value: Any, place: str) -> str:
-    parts = urlsplit(value) if isinstance(value, str) else None
-    if parts is None or parts.scheme not in ("http", "https") or not parts.hostname or parts.query:
+    try:
+        parts = urlsplit(value) if isinstance(value, str) else None
+        fine = (
+            parts is not None
+            and parts.scheme in ("http", "https")
+            and parts.hostname
+            and not parts.query
+            and value.isprintable()
+            and " " not in value
+            and parts.port != 0  # raises ValueError for what is no port
+        )
+    except ValueError:
+        fine = False
+    if not fine:
         raise InputError(f"{place}: url is {value!r}; it must be the server's, such as http://10.0.0.1:8000")
+    if "@" in parts.netloc:
+        raise InputError(f"{place}: url holds a password; a server's key is named by api_key_env")
     return value.rstrip("/").removesuffix("/v1")
 
 
@@ -249,7 +268,10 @@ def _secret(variable: Any, place: str) -> str | None:
         return None
     if not isinstance(variable, str) or not os.environ.get(variable):
         raise InputError(f"{place}: {variable!r} must name an environment variable that holds the key")
-    return os.environ[variable]
+    key = os.environ[variable].strip()
+    if not key or not key.isascii() or not key.isprintable():
+        raise InputError(f"{place}: the key in {variable} must be printable ASCII, as it goes into a header")
+    return key
 
 
 def _known(content: Mapping, names: tuple[str, ...], place: str) -> None:
@@ -282,7 +304,7 @@ def _check_numbers(of: Any, place: str, zero: tuple[str, ...] = ()) -> None:
             least = value >= 0 if f.name in zero else value > 0
             if not least or value == float("inf"):
                 raise InputError(
-                    f"{place}: {f.name}={value!r} must be {'0 or ' if f.name in zero else ''}above 0"
+                    f"{place}: {f.name}={value!r} must be {'0 or more' if f.name in zero else 'above 0'}"
                 )
 
 

@@ -7,6 +7,7 @@ events give the same decisions. What a live server does not tell, it does not kn
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass, field, fields, replace
@@ -40,6 +41,7 @@ class Options:
     plan_window   finished queries from which is learned what follows a stage; 0 = as above
     output_tokens belief about a stage before any call of it has finished
     idle_s        a query without calls under way ends after this time without a new one
+    max_calls     calls of one query; a further one begins a new query of the same id
     speed_window  finished calls whose pace is held against the latency model, to correct an instance's speed; 0 = never
     max_stages    distinct stage names; calls of further ones share the stage `other`
     max_tenants   the same for tenants
@@ -51,6 +53,7 @@ class Options:
     plan_window: int = 200
     output_tokens: float = 256.0
     idle_s: float = 60.0
+    max_calls: int = 1000
     speed_window: int = 0
     max_stages: int = 64
     max_tenants: int = 256
@@ -73,17 +76,26 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a call goes. `key`: least first among the calls that wait there; `estimate_s`: t_comp on that instance."""
+    """Where a call goes.
+
+    key            least first among the calls that wait there
+    slo_s          of its query
+    estimate_s     t_comp on that instance
+    output_tokens  expected of all its sequences
+    after          the calls of its query that it is taken to have waited for
+    """
 
     call: int
     query: int
     stage: str
     instance: int
     key: float
+    slo_s: float
     budget_s: float
     estimate_s: float
     output_tokens: float
     cached_tokens: int
+    after: tuple[int, ...]
 
 
 @dataclass(slots=True, eq=False)
@@ -95,10 +107,11 @@ class _Query:
     tenant: int
     frontier: tuple[tuple[int, int], ...] = ()  # (call, depth) of finished calls that no call waited for
     steps: dict[int, list[int]] = field(default_factory=dict)  # stage -> depths of its steps, ascending
+    calls: int = 0  # so far
     under_way: int = 0
     last_s: float = 0.0  # when its latest call began or ended
     whole: bool = True  # none of its calls failed
-    ending: bool = False  # it has said that no call will come after those under way
+    ending: bool = False  # no call will come after those under way
 
 
 @dataclass(slots=True, eq=False)
@@ -110,12 +123,14 @@ class _Call:
     depth: int
     input_tokens: int
     cached_tokens: int
-    output_estimate: float
+    sequences: int
+    output_estimate: float  # of each sequence
     prefill_left: float
     instance: int
     estimate_s: float
     budget_s: float
     key: float
+    final: bool
     running: bool = False
     first_token_s: float | None = None
     batch: int = 0  # calls in the batch when its first token came
@@ -238,6 +253,7 @@ class Coordinator:
         cached_tokens: int | None = None,
         output_tokens: float | None = None,
         max_tokens: int | None = None,
+        sequences: int = 1,
         final: bool = False,
     ) -> Placement:
         """A call has been issued: choose its instance and its place there. Raises NoInstance.
@@ -245,12 +261,16 @@ class Coordinator:
         query_id       calls with the same id belong together; None: a query of one call
         slo_s          seconds that the whole query may take, counted from its first call, which is the one that is asked
         cached_tokens  of the prompt, expected in every prefix cache; None: as learned of the stage
-        output_tokens  expected by the caller; None: as learned of the stage. Bounded by `max_tokens`
-        final          the query's last call, or one of its last: the query ends with it
+        output_tokens  expected by the caller; None: as learned of the stage. Bounded by `max_tokens`; both of each sequence
+        sequences      that are generated side by side: the time is that of one, the memory that of all
+        final          the query's last call, or one of its last: the query ends when it has finished
         """
         if not self._there:
             raise NoInstance("no instance takes calls at present")
         query = self._open.get(query_id) if query_id is not None else None
+        if query is not None and query.calls >= self.options.max_calls:
+            self._let_go(query)
+            query = None
         if query is None:
             query = self._query_arrived(query_id, now_s, slo_s, tenant)
         known = self.stages.get(stage, input_tokens, cached_tokens or 0)
@@ -268,12 +288,14 @@ class Coordinator:
             depth=1 + max((depth for _, depth in query.frontier), default=-1),
             input_tokens=input_tokens,
             cached_tokens=cached_tokens,
+            sequences=sequences,
             output_estimate=max(1.0, believed),
             prefill_left=0.0,
             instance=-1,
             estimate_s=0.0,
             budget_s=0.0,
             key=0.0,
+            final=final,
         )
         try:
             self._place(call, now_s)
@@ -282,13 +304,13 @@ class Coordinator:
                 self._close(query, now_s, dropped=True)
             raise
         depths = query.steps.setdefault(known.index, [])
-        if call.depth not in depths:
-            depths.append(call.depth)
-            depths.sort()
+        at = bisect_left(depths, call.depth)
+        if at == len(depths) or depths[at] != call.depth:
+            depths.insert(at, call.depth)
         self._calls[call.number] = call
+        query.calls += 1
         query.under_way += 1
         query.last_s = now_s
-        query.ending |= final
         if query.whole:
             self._tell(
                 "call_dispatched",
@@ -325,10 +347,12 @@ class Coordinator:
     def finished(
         self, number: int, now_s: float, output_tokens: int, *, cached_tokens: int | None = None
     ) -> None:
-        """The call has all its tokens. `cached_tokens`: of its prompt, as the server reports it."""
+        """The call has all its tokens, those of all sequences. `cached_tokens`: of its prompt, as the server reports it."""
         call = self._calls.pop(number)
         self._leave(call)
+        output_tokens = -(-output_tokens // call.sequences)
         query, stage = call.query, call.stage
+        query.ending |= call.final
         self._learn_speed(call, now_s, output_tokens)
         self.stages.finished(stage, call.input_tokens, max(output_tokens, 1), cached_tokens)
         query.frontier = (*(f for f in query.frontier if f not in call.after), (number, call.depth))
@@ -337,7 +361,8 @@ class Coordinator:
         self._one_less(query, now_s)
 
     def failed(self, number: int, now_s: float) -> None:
-        """The call ended without an answer: refused, cancelled or broken. Nothing is learned from its query."""
+        """The call ended without an answer: refused, cancelled or broken. Nothing is learned from its query, which goes on even
+        if this was its last call: the client may try again, and its clock runs on."""
         call = self._calls.pop(number)
         self._leave(call)
         query = call.query
@@ -446,8 +471,17 @@ class Coordinator:
             else:
                 self._idle_queries.append((now_s, query))
 
+    def _let_go(self, query: _Query) -> None:
+        """It gets no further calls: it ends with those under way."""
+        query.ending = True
+        if query.under_way == 0:
+            self._close(query, query.last_s)
+        else:
+            del self._open[query.id]
+
     def _close(self, query: _Query, now_s: float, dropped: bool = False) -> None:
-        del self._open[query.id]
+        if self._open.get(query.id) is query:
+            del self._open[query.id]
         if dropped or not query.whole:
             if query.whole:
                 self._tell("query_dropped", query.number)
@@ -458,7 +492,7 @@ class Coordinator:
     def _place(self, call: _Call, now_s: float, allowed: np.ndarray | None = None) -> None:
         """Decide, and book the call at its instance (simulator: `_dispatch` and `place`)."""
         query, stage = call.query, call.stage
-        occurrence = sum(depth < call.depth for depth in query.steps.get(stage.index, ()))
+        occurrence = bisect_left(query.steps.get(stage.index, ()), call.depth)
         remaining_s = 0.0
         for other, steps in self.plan.remaining(stage.index, occurrence):
             remaining_s += steps * self.stages.list[other].mean_s
@@ -485,8 +519,8 @@ class Coordinator:
         call.prefill_left = float(call.input_tokens - call.cached_tokens)
         c = self._columns
         c["prefill_tokens"][m] += call.prefill_left
-        c["output_tokens"][m] += call.output_estimate
-        c["kv_tokens"][m] += call.input_tokens + call.output_estimate
+        c["output_tokens"][m] += call.output_estimate * call.sequences
+        c["kv_tokens"][m] += call.input_tokens + call.output_estimate * call.sequences
         c["outstanding_s"][m] += call.estimate_s
         c["dispatched_s"][m] += call.estimate_s
         self._waiting += 1
@@ -520,9 +554,10 @@ class Coordinator:
         if call.prefill_left > 0.0:
             self._prompt_done(call)
         outstanding = c["running"][m] + c["waiting"][m] > 0
-        kv_tokens = call.input_tokens + call.output_estimate
+        output_tokens = call.output_estimate * call.sequences
+        kv_tokens = call.input_tokens + output_tokens
         c["outstanding_s"][m] = c["outstanding_s"][m] - call.estimate_s if outstanding else 0.0
-        c["output_tokens"][m] = c["output_tokens"][m] - call.output_estimate if outstanding else 0.0
+        c["output_tokens"][m] = c["output_tokens"][m] - output_tokens if outstanding else 0.0
         c["kv_tokens"][m] = c["kv_tokens"][m] - kv_tokens if outstanding else 0.0
 
     def _learn_speed(self, call: _Call, now_s: float, output_tokens: int) -> None:
@@ -532,7 +567,7 @@ class Coordinator:
         present belief keep that noise out.
         """
         size = self.options.speed_window
-        if size == 0 or call.first_token_s is None or output_tokens < 8:
+        if size == 0 or call.first_token_s is None or output_tokens < 8 or call.sequences > 1:
             return
         m, at = call.instance, self._idle[call.instance]
         batch = 0.5 * (call.batch + self._columns["running"][m] + 1)
@@ -553,10 +588,12 @@ class Coordinator:
             stage=call.stage.name,
             instance=call.instance,
             key=call.key,
+            slo_s=call.query.slo_s,
             budget_s=call.budget_s,
             estimate_s=call.estimate_s,
-            output_tokens=call.output_estimate,
+            output_tokens=call.output_estimate * call.sequences,
             cached_tokens=call.cached_tokens,
+            after=tuple(number for number, _ in call.after),
         )
 
     def _tell(self, event: str, *args, **values) -> None:

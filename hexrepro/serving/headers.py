@@ -8,7 +8,7 @@
 | X-Hexrepro-SLO | slo_s | seconds that the whole query may take; that of its first call counts |
 | X-Hexrepro-Tenant | tenant | for whom; where there are API keys, the key decides |
 | X-Hexrepro-Final | final | `true`: the query ends with this call |
-| X-Hexrepro-Output-Tokens | output_tokens | the length that the client expects |
+| X-Hexrepro-Output-Tokens | output_tokens | the length that the client expects, of each sequence |
 
 Answers carry X-Hexrepro-Instance, the instance that gave them.
 """

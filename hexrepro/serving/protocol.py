@@ -16,6 +16,8 @@ from hexrepro.serving import headers as names
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 _MAX_NAME = 200  # characters of an id or a name
 _MAX_SLO_S, _MAX_TOKENS = 1e7, 1e6  # beyond any use; an infinity would spoil the sums that it enters
+_MAX_SEQUENCES = 16_384  # of one call; vLLM's own bound on n
+_COMPLETION_TOKENS = 16  # what /v1/completions generates where nothing is said, at OpenAI and in vLLM
 
 
 class Refused(Exception):
@@ -30,11 +32,12 @@ class Refused(Exception):
         code: str | None = None,
         kind: str | None = None,
         retry_after_s: float | None = None,
+        more_headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
         self.status, self.message, self.param, self.code = status, message, param, code
         self.kind = kind or ("server_error" if status >= 500 else "invalid_request_error")
-        self.retry_after_s = retry_after_s
+        self.retry_after_s, self._more_headers = retry_after_s, dict(more_headers or {})
 
     @property
     def body(self) -> dict[str, Any]:
@@ -42,22 +45,33 @@ class Refused(Exception):
 
     @property
     def headers(self) -> dict[str, str]:
-        return {} if self.retry_after_s is None else {"Retry-After": str(math.ceil(self.retry_after_s))}
+        if self.retry_after_s is None:
+            return self._more_headers
+        return self._more_headers | {"Retry-After": str(math.ceil(self.retry_after_s))}
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A checked request."""
+    """A checked request.
+
+    max_tokens     of each sequence; None: whatever the server allows
+    sequences      that the server generates: `n` for each of the prompts
+    characters     of the prompt, where it is text
+    prompt_ids     tokens of the prompt, where it is given as ids
+    output_tokens  of each sequence, as the client expects
+    wants_usage    the client itself asked for usage at the end of the stream
+    """
 
     path: str
     raw: bytes
     body: dict[str, Any]
     model: str
     stream: bool
-    wants_usage: bool  # the client itself asked for usage at the end of the stream
+    wants_usage: bool
     max_tokens: int | None
-    characters: int  # of the prompt, where it is text
-    prompt_ids: int | None  # tokens of the prompt, where it is given as ids
+    sequences: int
+    characters: int
+    prompt_ids: int | None
     query: str | None
     stage: str
     tenant: str
@@ -69,7 +83,7 @@ class Asked:
         """What goes to the server: the request without our field, with `extra` fields. As it came, where that will do."""
         if names.BODY_FIELD in self.body or any(name in self.body for name in extra):
             body = {k: v for k, v in self.body.items() if k != names.BODY_FIELD} | extra
-            return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
+            return json.dumps(body, separators=(",", ":")).encode()  # escaped: a lone surrogate has no UTF-8
         if not extra:
             return self.raw
         more = json.dumps(extra, separators=(",", ":"))[1:]
@@ -79,7 +93,7 @@ class Asked:
 def read_request(path: str, raw: bytes, headers: Mapping[str, str], models: tuple[str, ...]) -> Asked:
     """Check a request. Raises Refused with OpenAI's words and the name of the field."""
     try:
-        body = json.loads(raw)
+        body = json.loads(raw.decode())  # left to itself, json also takes UTF-16, and what we append is not
     except (ValueError, RecursionError):
         raise Refused(400, "The body is not valid JSON.", code="invalid_json") from None
     if not isinstance(body, dict):
@@ -102,15 +116,14 @@ def read_request(path: str, raw: bytes, headers: Mapping[str, str], models: tupl
     options = body.get("stream_options")
     if options is not None and not isinstance(options, dict):
         raise _bad("stream_options", "must be an object", options)
-    max_tokens = None
-    for name in ("max_completion_tokens", "max_tokens"):
-        value = body.get(name)
-        if value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise _bad(name, "must be a whole number of at least 1", value)
-        max_tokens = value if max_tokens is None else max_tokens
-    characters, ids = _messages(body) if path == CHAT else _prompt(body)
+    chat = path == CHAT
+    max_tokens = _max_tokens(body, chat)
+    characters, ids, prompts = _messages(body) if chat else _prompt(body)
+    sequences = prompts * _whole_number(body, "n", least=1, default=1)
+    if sequences > _MAX_SEQUENCES:
+        raise Refused(
+            400, f"n times the prompts must be at most {_MAX_SEQUENCES}; got {sequences}.", param="n"
+        )
     place = _place(body, headers)
     return Asked(
         path=path,
@@ -120,13 +133,33 @@ def read_request(path: str, raw: bytes, headers: Mapping[str, str], models: tupl
         stream=stream,
         wants_usage=bool(options and options.get("include_usage")),
         max_tokens=max_tokens,
+        sequences=sequences,
         characters=characters,
         prompt_ids=ids,
         **place,
     )
 
 
-def _messages(body: dict) -> tuple[int, None]:
+def _whole_number(body: dict, name: str, *, least: int, default: int | None) -> int | None:
+    """A field that is a whole number; `default` where it is not given. Numbers beyond any use count as the largest in use."""
+    value = body.get(name)
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise _bad(name, f"must be a whole number of at least {least}", value)
+    return min(value, int(_MAX_TOKENS))
+
+
+def _max_tokens(body: dict, chat: bool) -> int | None:
+    least = 1 if chat else 0  # /v1/completions takes 0 together with `echo`
+    newer = _whole_number(body, "max_completion_tokens", least=1, default=None) if chat else None
+    default = _COMPLETION_TOKENS if not chat and "max_tokens" not in body else None
+    older = _whole_number(body, "max_tokens", least=least, default=default)
+    return older if newer is None else newer
+
+
+def _messages(body: dict) -> tuple[int, None, int]:
+    """(characters, token ids: none, prompts: one)"""
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise _bad("messages", "must be a list of at least one message", messages)
@@ -145,20 +178,23 @@ def _messages(body: dict) -> tuple[int, None]:
                 characters += len(text) if isinstance(text, str) else 0
         elif content is not None:
             raise _bad(f"messages[{i}].content", "must be text or a list of objects", content)
-    return characters, None
+    return characters, None, 1
 
 
-def _prompt(body: dict) -> tuple[int, int | None]:
+def _prompt(body: dict) -> tuple[int, int | None, int]:
+    """(characters, token ids, prompts)"""
     prompt = body.get("prompt")
     if isinstance(prompt, str):
-        return len(prompt), None
+        return len(prompt), None, 1
     if isinstance(prompt, list) and prompt:
         if all(isinstance(p, str) for p in prompt):
-            return sum(map(len, prompt)), None
+            return sum(map(len, prompt)), None, len(prompt)
         if all(type(p) is int for p in prompt):
-            return 0, len(prompt)
+            return 0, len(prompt), 1
         if all(isinstance(p, list) and p and all(type(i) is int for i in p) for p in prompt):
-            return 0, sum(map(len, prompt))
+            return 0, sum(map(len, prompt)), len(prompt)
+    if prompt is None and body.get("prompt_embeds") is not None:  # vLLM's; their length is not told
+        return 0, None, 1
     raise _bad("prompt", "must be text, a list of texts, token ids, or a list of lists of token ids", prompt)
 
 
@@ -188,8 +224,9 @@ def _place(body: dict, headers: Mapping[str, str]) -> dict[str, Any]:
             return None
         if isinstance(value, int) and not isinstance(value, bool):
             value = str(value)
-        if not isinstance(value, str) or len(value) > _MAX_NAME:
-            raise _bad(where, f"must be text of at most {_MAX_NAME} characters", value)
+        if not isinstance(value, str) or len(value) > _MAX_NAME or not value.isprintable():
+            # control characters and broken UTF-8 would spoil what the names go into: metrics, logs
+            raise _bad(where, f"must be printable text of at most {_MAX_NAME} characters", value)
         return value
 
     def number(name: str, most: float) -> float | None:
@@ -229,92 +266,5 @@ def _bad(param: str, want: str, got: Any) -> Refused:
     kind = {"dict": "object", "list": "list", "str": "text", "bool": "true or false"}.get(
         type(got).__name__, "number"
     )
-    shown = repr(got) if isinstance(got, int | float) else kind
+    shown = repr(got)[:50] if isinstance(got, int | float) else kind
     return Refused(400, f"{param} {want}; got {shown}.", param=param, code="invalid_value")
-
-
-class Events:
-    """A stream of server-sent events on its way through: cut at event boundaries, counted, and its usage read.
-
-    tokens_events  events with output so far
-    done           the closing `[DONE]` has come
-    error          the server put an error into the stream
-    usage          of the last event that carried one
-    """
-
-    __slots__ = ("_hide", "_left", "done", "error", "events", "usage")
-
-    def __init__(self, hide_usage: bool = False) -> None:
-        self._left, self._hide = b"", hide_usage
-        self.events, self.done, self.error = 0, False, False
-        self.usage: dict[str, Any] | None = None
-
-    def feed(self, chunk: bytes) -> bytes:
-        """Take what the server sent; returns the whole events that go on to the client."""
-        data = self._left + chunk if self._left else chunk
-        if b"\r\n" in data:
-            data = data.replace(b"\r\n", b"\n")
-        cut = data.rfind(b"\n\n") + 2
-        if cut < 2:
-            self._left = data
-            return b""
-        self._left = data[cut:]
-        whole = data[:cut] if self._left else data
-        # text inside an event has its line ends escaped: a line that begins with data: is an event's own
-        self.events += whole.count(b"\ndata:") + whole.startswith(b"data:")
-        if b"[DONE]" in whole and (b"data: [DONE]\n\n" in whole or b"data:[DONE]\n\n" in whole):
-            self.done = True
-            self.events -= 1
-        if b'"usage"' in whole or b'"error"' in whole:
-            return self._look(whole)
-        return whole
-
-    def _look(self, whole: bytes) -> bytes:
-        kept = []
-        for event in whole.split(b"\n\n")[:-1]:
-            keep = True
-            if b'"usage"' in event or b'"error"' in event:
-                content = _content(event)
-                if isinstance(content.get("usage"), dict):
-                    self.usage = content["usage"]
-                    if content.get("choices") == []:
-                        keep = not self._hide
-                        self.events -= 1
-                if content.get("error"):
-                    self.error = True
-            if keep:
-                kept.append(event + b"\n\n")
-        return b"".join(kept)
-
-
-def _content(event: bytes) -> dict[str, Any]:
-    try:
-        content = json.loads(event.partition(b"data:")[2])
-    except ValueError:
-        return {}
-    return content if isinstance(content, dict) else {}
-
-
-def error_event(refused: Refused) -> bytes:
-    """The error as the last event of a stream that had begun."""
-    return b"data: " + json.dumps(refused.body).encode() + b"\n\n"
-
-
-def usage_of(raw: bytes) -> dict[str, Any] | None:
-    """`usage` of a whole answer, if it has one."""
-    try:
-        body = json.loads(raw)
-    except ValueError:
-        return None
-    usage = body.get("usage") if isinstance(body, dict) else None
-    return usage if isinstance(usage, dict) else None
-
-
-def usage_tokens(usage: dict[str, Any] | None) -> tuple[int | None, int | None, int | None]:
-    """(prompt, cached, output) tokens as the server counted them; None where it does not say."""
-    if usage is None:
-        return None, None, None
-    details = usage.get("prompt_tokens_details")
-    cached = details.get("cached_tokens") if isinstance(details, dict) else None
-    found = (usage.get("prompt_tokens"), cached, usage.get("completion_tokens"))
-    return tuple(x if type(x) is int and x >= 0 else None for x in found)

@@ -64,7 +64,7 @@ class Lane:
         if entry is None:
             return False
         self._start(_Entry(entry.key, entry.number, call, entry.tokens))
-        entry.call = None
+        self._withdraw(entry)
         return True
 
     def _start(self, entry: _Entry) -> None:
@@ -79,15 +79,19 @@ class Lane:
             if not self._running:
                 self._tokens = 0.0
         elif (entry := self._waiting.pop(call, None)) is not None:
-            entry.call = None
-            if len(self._heap) > 2 * len(self._waiting) + 64:  # mostly withdrawn
-                self._heap = [e for e in self._heap if e.call is not None]
-                heapq.heapify(self._heap)
+            self._withdraw(entry)
+
+    def _withdraw(self, entry: _Entry) -> None:
+        """Of an entry that waits no more: it stays in the heap until it comes up, or there are too many of them."""
+        entry.call = None
+        if len(self._heap) > 2 * len(self._waiting) + 64:
+            self._heap = [e for e in self._heap if e.call is not None]
+            heapq.heapify(self._heap)
 
     @property
-    def has_room(self) -> bool:
-        """Whether a call that came now might not have to wait."""
-        return len(self._running) < self.slots and not self._waiting
+    def free(self) -> int:
+        """Slots for calls that come now; none where calls wait."""
+        return 0 if self._waiting else max(0, self.slots - len(self._running))
 
     @property
     def running(self) -> int:

@@ -9,7 +9,7 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 
-from hexrepro.serving.protocol import Asked
+from hexrepro.serving.protocol import CHAT, Asked
 
 _CHARACTERS_PER_TOKEN = 4.0  # English and SQL under a BPE tokenizer, until a server has counted
 _STEP = 0.1  # weight of a new count
@@ -23,27 +23,26 @@ class PromptTokens:
         self, ask: Callable[[Asked], Awaitable[int | None]] | None = None, remembered: int = 10_000
     ) -> None:
         self._ask, self._remembered = ask, remembered
-        self._counts: OrderedDict[bytes, int] = OrderedDict()
+        self._counts: OrderedDict[bytes, int] = OrderedDict()  # the oldest first
         self._ratio: dict[str, float] = {}
 
-    async def count(self, asked: Asked) -> int:
+    def known(self, asked: Asked) -> int | None:
+        """The prompt's tokens if nobody need be asked, else None."""
         if asked.prompt_ids is not None:
             return asked.prompt_ids
-        if self._ask is not None:
-            text = asked.body.get("messages") or asked.body.get("prompt")
-            key = hashlib.blake2b(
-                repr((asked.model, text)).encode(errors="surrogatepass"), digest_size=16
-            ).digest()
-            found = self._counts.get(key)
-            if found is None:
-                found = await self._ask(asked)
-            if found is not None:
-                self._counts[key] = found
-                self._counts.move_to_end(key)
-                if len(self._counts) > self._remembered:
-                    self._counts.popitem(last=False)
-                return found
-        return self.estimate(asked)
+        if self._ask is None or not _one_text(asked):
+            return self.estimate(asked)
+        return self._counts.get(_key(asked))
+
+    async def ask(self, asked: Asked) -> int:
+        """Have a server count, and remember that; an estimate if it does not."""
+        found = await self._ask(asked)
+        if found is None:
+            return self.estimate(asked)
+        self._counts[_key(asked)] = found
+        if len(self._counts) > self._remembered:
+            self._counts.popitem(last=False)
+        return found
 
     def estimate(self, asked: Asked) -> int:
         ratio = self._ratio.get(asked.stage, _CHARACTERS_PER_TOKEN)
@@ -59,3 +58,16 @@ class PromptTokens:
             self._ratio[asked.stage] = known + _STEP * (seen - known)
         elif len(self._ratio) < _MAX_STAGES:
             self._ratio[asked.stage] = seen
+
+
+def _one_text(asked: Asked) -> bool:
+    """Whether vLLM's `/tokenize` takes it: messages, or one prompt."""
+    return asked.path == CHAT or isinstance(asked.body.get("prompt"), str)
+
+
+def _key(asked: Asked) -> bytes:
+    """Stands for a prompt, and is shorter."""
+    text = asked.body.get("messages") or asked.body.get("prompt")
+    return hashlib.blake2b(
+        repr((asked.model, text, asked.body.get("tools"))).encode(errors="surrogatepass"), digest_size=16
+    ).digest()

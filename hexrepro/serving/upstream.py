@@ -1,23 +1,60 @@
-"""One model server as the gateway's client sees it: sending a call, noticing that it fails, and when to try it again."""
+"""One model server as the gateway sees it: sending a call, and telling how it fails."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator
+import errno
+import json
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
+from urllib.parse import urlsplit
 
-import aiohttp
-from yarl import URL
-
+from hexrepro.serving.connections import Connection, Lost, Pool, retry_after_s
 from hexrepro.serving.protocol import CHAT, COMPLETIONS
+
+_T = TypeVar("_T")
+_MAX_EVENT = 16 * 2**20  # bytes; a first event beyond that is no event
+
+
+class Whole(NamedTuple):
+    """An answer in one piece: status 2xx or 4xx."""
+
+    status: int
+    content_type: str
+    content: bytes
+
+
+class Stream(NamedTuple):
+    """A stream that has begun: `first` holds at least one whole event, the rest comes over the connection."""
+
+    connection: Connection
+    first: bytes
 
 
 class Failed(Exception):
-    """The server did not answer as it should. `kind`: refused, timeout, status, broken or busy (429)."""
+    """The server did not answer as it should.
 
-    def __init__(self, kind: str, detail: str, status: int = 502) -> None:
+    kind           refused, timeout, status, broken, busy (429) or missing (404: it does not know the model or the path)
+    answer         what it said, where the client may be told when nobody else knows better
+    retry_after_s  as it asked
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        detail: str,
+        status: int = 502,
+        *,
+        answer: Whole | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
         super().__init__(detail)
-        self.kind, self.status = kind, status
+        self.kind, self.status, self.answer, self.retry_after_s = kind, status, answer, retry_after_s
+
+    @property
+    def is_sick(self) -> bool:
+        """Whether it speaks against the server's health."""
+        return self.kind not in ("busy", "missing")
 
 
 @dataclass(frozen=True)
@@ -29,6 +66,8 @@ class Timeouts:
     chunk_s       between two chunks of a stream
     total_s       for an answer in one piece
     probe_s       for a look at `/health`
+    body_s        until a client has sent all of its request
+    client_s      that a client may leave a stream unread
     """
 
     connect_s: float = 2.0
@@ -36,202 +75,162 @@ class Timeouts:
     chunk_s: float = 60.0
     total_s: float = 600.0
     probe_s: float = 2.0
-
-
-@dataclass
-class Health:
-    """Whether an instance takes calls.
-
-    It is down after one refused connection, or `limit` other failures in a row, probes included: a server that is merely
-    overloaded answers some. It is tried again after a pause that doubles with every failure until a call succeeds.
-    """
-
-    limit: int = 3
-    pause_s: float = 0.5
-    longest_s: float = 30.0
-    up: bool = True
-    failures: int = 0  # of calls, in a row
-    probe_failures: int = 0  # the same of probes
-    pauses: int = 0  # since the last call that succeeded
-
-    def failed(self, kind: str) -> bool:
-        """Note a failure; True if the instance is to be taken out now."""
-        if kind == "probe":
-            self.probe_failures += 1
-        else:
-            self.failures += 1
-        if self.up and (kind == "refused" or max(self.failures, self.probe_failures) >= self.limit):
-            self.up = False
-            self.pauses += 1
-            return True
-        return False
-
-    def probe_failed(self) -> None:
-        """It is down, and still is."""
-        self.pauses += 1
-
-    def revived(self) -> None:
-        """It answers probes. One more failure takes it out again."""
-        self.up = True
-        self.failures, self.probe_failures = self.limit - 1, 0
-
-    def succeeded(self) -> None:
-        self.failures = self.probe_failures = self.pauses = 0
-
-    @property
-    def next_pause_s(self) -> float:
-        return min(self.longest_s, self.pause_s * 2.0 ** min(self.pauses - 1, 30))
-
-
-class _Silence:
-    """Closes a stream that has not been heard of for `limit_s`. One timer that is set anew when it goes off, not at every
-    chunk, which would cost more than the chunk itself."""
-
-    def __init__(self, limit_s: float, response: aiohttp.ClientResponse) -> None:
-        loop = asyncio.get_running_loop()
-        self.now_s, self._later = loop.time, loop.call_later
-        self._limit_s, self._response, self.ended = limit_s, response, False
-        self.heard_s = self.now_s()
-        self._timer = self._later(limit_s, self._look)
-
-    def _look(self) -> None:
-        left_s = self.heard_s + self._limit_s - self.now_s()
-        if left_s > 1e-3:
-            self._timer = self._later(left_s, self._look)
-            return
-        self.ended = True
-        self._response.close()
-
-    def stop(self) -> None:
-        self._timer.cancel()
+    body_s: float = 30.0
+    client_s: float = 60.0
 
 
 class Upstream:
     """A server at `url`; `api_key` goes into its Authorization header."""
 
-    def __init__(
-        self,
-        name: str,
-        url: str,
-        session: aiohttp.ClientSession,
-        timeouts: Timeouts,
-        health: Health,
-        api_key: str | None = None,
-    ) -> None:
-        self.name, self.url, self.health, self.timeouts = name, url.rstrip("/"), health, timeouts
-        self._session = session
-        self._urls = {path: URL(self.url + path) for path in (CHAT, COMPLETIONS)}
-        self._headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+    def __init__(self, name: str, url: str, timeouts: Timeouts, api_key: str | None = None) -> None:
+        self.name, self.url, self.timeouts = name, url.rstrip("/"), timeouts
+        self.pool = Pool(self.url, timeouts.connect_s)
+        parts = urlsplit(self.url)
+        self._prefix = parts.path
+        self._common = f"Host: {parts.netloc.rpartition('@')[2]}\r\nAccept-Encoding: identity\r\n"
         if api_key:
-            self._headers["Authorization"] = f"Bearer {api_key}"
-        # the deadlines are ours (below): aiohttp's would count its own connection pool in
-        self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=timeouts.connect_s)
+            self._common += f"Authorization: Bearer {api_key}\r\n"
+        self._heads = {path: self._head("POST", path) for path in (CHAT, COMPLETIONS)}
 
-    async def post(self, path: str, body: bytes) -> aiohttp.ClientResponse:
-        """Send a call; the answer has status 2xx or 4xx. The caller closes it. Raises Failed."""
-        try:
-            response = await self._session.post(
-                self._urls[path],
-                data=body,
-                headers=self._headers,
-                timeout=self._timeout,
-                allow_redirects=False,
-            )
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            raise Failed("refused", f"{self.name} does not accept connections") from error
-        except (aiohttp.ClientError, OSError) as error:
-            raise Failed("broken", f"{self.name} closed the connection") from error
-        if response.status >= 500 or response.status in (408, 429) or 300 <= response.status < 400:
-            status = response.status
-            response.close()
-            kind = "busy" if status == 429 else "status"
-            raise Failed(kind, f"{self.name} answered {status}", 429 if status == 429 else 502)
-        return response
+    def _head(self, method: str, path: str) -> bytes:
+        head = f"{method} {self._prefix}{path} HTTP/1.1\r\n{self._common}"
+        if method == "POST":
+            head += "Content-Type: application/json\r\nContent-Length: %d\r\n"
+        return (head + "\r\n").encode()
 
-    async def whole(self, path: str, body: bytes) -> tuple[int, str, bytes]:
-        """An answer in one piece: (status, content type, body). Raises Failed."""
-        response = None
-        try:
-            async with asyncio.timeout(self.timeouts.total_s):
-                response = await self.post(path, body)
-                content = await response.read()
-        except TimeoutError as error:
-            raise Failed("timeout", f"{self.name} did not answer in time", 504) from error
-        except (aiohttp.ClientError, OSError) as error:
-            raise Failed("broken", f"{self.name} broke off its answer") from error
-        finally:
-            if response is not None:
-                response.close()  # the connection goes back to the pool if all was read
-        return response.status, response.headers.get("Content-Type", "application/json"), content
+    # ---- calls ---------------------------------------------------------------------------------------------
 
-    async def first_chunk(self, path: str, body: bytes) -> tuple[aiohttp.ClientResponse, bytes]:
-        """Begin a stream: the open answer and its first bytes, at least one whole event. Raises Failed."""
-        response = None
-        try:
-            async with asyncio.timeout(self.timeouts.first_byte_s):
-                response = await self.post(path, body)
-                if response.status >= 400:
-                    return response, await response.read()
-                chunk = more = await response.content.readany()
-                while more and b"\n\n" not in chunk and b"\n\r\n" not in chunk:
-                    more = await response.content.readany()
-                    chunk += more
-        except BaseException as error:
-            if response is not None:
-                response.close()
-            if isinstance(error, TimeoutError):
+    async def whole(self, path: str, body: bytes) -> Whole:
+        """Send a call and read its answer. Raises Failed."""
+        connection, content = await self._exchange(path, body, self.timeouts.total_s, Connection.whole)
+        return self._release(connection, content)
+
+    async def stream(self, path: str, body: bytes) -> Stream | Whole:
+        """Send a call and wait for its first event; whole if it is rejected. Raises Failed."""
+        connection, first = await self._exchange(path, body, self.timeouts.first_byte_s, _first_event)
+        if connection.status >= 300:
+            return self._release(connection, first)
+        kind = problem = ""
+        if "event-stream" not in connection.content_type:
+            kind, problem = "status", "answered with something else than a stream"
+        elif not _has_event(first):
+            kind, problem = "broken", "ended its answer before it began"
+        elif first.startswith((b'data: {"error"', b'data:{"error"')):
+            kind, problem = "status", "answered with an error"
+        if kind:
+            connection.close()
+            raise Failed(kind, f"{self.name} {problem}")
+        connection.limit(self.timeouts.chunk_s, silence=True)
+        return Stream(connection, first)
+
+    def broke(self, error: Lost | TimeoutError) -> Failed:
+        """How a stream ended that did not end well."""
+        if isinstance(error, TimeoutError):
+            return Failed("timeout", f"{self.name} fell silent", 504)
+        return Failed("broken", f"{self.name} broke off its answer")
+
+    def said_error(self) -> Failed:
+        """How a stream ended in which the server told of an error."""
+        return Failed("status", f"{self.name} answered with an error")
+
+    async def _exchange(
+        self, path: str, body: bytes, limit_s: float, read: Callable[[Connection], Awaitable[_T]]
+    ) -> tuple[Connection, _T]:
+        """Send and read; once more where a kept connection turns out to have been closed."""
+        head = self._heads[path] % len(body)
+        fresh = False
+        while True:
+            try:
+                connection = await self.pool.get(fresh=fresh)
+            except OSError as error:
+                if error.errno in _EXHAUSTED:
+                    raise Failed("busy", "the gateway has no connection left", 429) from error
+                raise Failed("refused", f"{self.name} does not accept connections") from error
+            connection.send(head, body)
+            connection.limit(limit_s)
+            try:
+                return connection, await read(connection)
+            except Lost as error:
+                if connection.reused and not connection.heard:
+                    fresh = True  # the server closed it as idle just as the call was sent: it has not seen the call
+                    continue
+                how = "broke off its answer" if connection.heard else "closed the connection"
+                raise Failed("broken", f"{self.name} {how}") from error
+            except TimeoutError as error:
                 raise Failed("timeout", f"{self.name} did not answer in time", 504) from error
-            if isinstance(error, aiohttp.ClientError | OSError):
-                raise Failed("broken", f"{self.name} broke off its answer") from error
-            raise
-        if "event-stream" not in response.headers.get("Content-Type", ""):
-            response.close()
-            raise Failed("status", f"{self.name} answered with something else than a stream")
-        if not more:
-            response.close()
-            raise Failed("broken", f"{self.name} ended its answer before it began")
-        if chunk.startswith((b'data: {"error"', b'data:{"error"')):
-            response.close()
-            raise Failed("status", f"{self.name} answered with an error")
-        return response, chunk
+            except BaseException:  # the client has gone
+                connection.close()
+                raise
 
-    async def chunks(self, response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-        """How the stream goes on. Raises Failed when it breaks or falls silent."""
-        silence = _Silence(self.timeouts.chunk_s, response)
-        read = response.content.readany
+    def _release(self, connection: Connection, content: bytes) -> Whole:
+        """Give the connection back; what it said, unless that is a failure of the server."""
+        connection.release()
+        status = connection.status
+        answer = Whole(status, connection.content_type or "application/json", content)
+        if status < 300 or (status < 500 and status not in _OURS and status >= 400):
+            return answer
+        said = f"{self.name} answered {status}"
+        wait_s = retry_after_s(connection.retry_after)
+        if status == 429:
+            raise Failed("busy", said, 429, retry_after_s=wait_s)
+        if status in (404, 405):
+            raise Failed("missing", said, answer=answer)
+        raise Failed("status", said, retry_after_s=wait_s)
+
+    # ---- other questions -----------------------------------------------------------------------------------
+
+    async def get(self, path: str, body: bytes | None = None) -> Whole:
+        """A short question, answered within `probe_s`. Raises OSError, Lost."""
+        # whether it still accepts connections is part of what a probe asks
+        connection = await self.pool.get(fresh=body is None)
+        head = self._head("GET", path) if body is None else self._head("POST", path) % len(body)
+        connection.send(head, body or b"")
+        connection.limit(self.timeouts.probe_s)
         try:
-            while chunk := await read():
-                silence.heard_s = silence.now_s()
-                yield chunk
-        except (aiohttp.ClientError, OSError) as error:
-            if silence.ended:
-                raise Failed("timeout", f"{self.name} fell silent", 504) from error
-            raise Failed("broken", f"{self.name} broke off its answer") from error
-        finally:
-            silence.stop()
+            content = await connection.whole()
+        except BaseException:
+            connection.close()
+            raise
+        connection.release()
+        return Whole(connection.status, connection.content_type, content)
 
     async def probe(self) -> str | None:
         """None if `/health` answers with 200, otherwise how it failed. One slow answer is no proof that the server is gone: it
         may be busy with prompts."""
         try:
-            async with asyncio.timeout(self.timeouts.probe_s):
-                response = await self._session.get(self.url + "/health", headers=self._headers)
-                response.close()
-                return None if response.status == 200 else "probe"
-        except aiohttp.ClientConnectorError:
-            return "refused"
-        except (aiohttp.ClientError, OSError, TimeoutError):
+            return None if (await self.get("/health")).status == 200 else "probe"
+        except (TimeoutError, Lost):
             return "probe"
+        except OSError as error:
+            return None if error.errno in _EXHAUSTED else "refused"
 
     async def count_tokens(self, body: bytes) -> int | None:
         """What vLLM's `/tokenize` counts; None if it does not."""
         try:
-            async with asyncio.timeout(self.timeouts.probe_s):
-                response = await self._session.post(self.url + "/tokenize", data=body, headers=self._headers)
-                try:
-                    count = (await response.json())["count"] if response.status == 200 else None
-                finally:
-                    response.close()
-        except (aiohttp.ClientError, OSError, TimeoutError, ValueError, KeyError, TypeError):
+            answer = await self.get("/tokenize", body)
+            count = json.loads(answer.content)["count"] if answer.status == 200 else None
+        except (OSError, Lost, ValueError, KeyError, TypeError):
             return None
         return count if type(count) is int and count > 0 else None
+
+
+# files or ports have run out here: that says nothing of the server
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL)
+# not the client's fault: our key for the server, a timeout there, its load, a path or model that it does not have
+_OURS = (401, 403, 404, 405, 408, 429)
+
+
+async def _first_event(connection: Connection) -> bytes:
+    """The first pieces of a stream, up to the end of an event at least; all of an answer that is none."""
+    first = await connection.piece()
+    if connection.status != 200 or "event-stream" not in connection.content_type:
+        return first + await connection.whole()
+    while not _has_event(first) and not connection.complete:
+        first += await connection.piece()
+        if len(first) > _MAX_EVENT:
+            raise Lost("no event")
+    return first
+
+
+def _has_event(data: bytes) -> bool:
+    return b"\n\n" in data or b"\n\r\n" in data

@@ -44,7 +44,10 @@ class Act:
 class Server:
     """`act(body, number)` says what happens to each call; all is recorded."""
 
-    def __init__(self, act: Callable[[dict, int], Act] | None = None) -> None:
+    def __init__(
+        self, act: Callable[[dict, int], Act] | None = None, models: tuple[str, ...] = (MODEL,)
+    ) -> None:
+        self.models = models
         self.act = act or (lambda body, number: Act())
         self.bodies: list[dict] = []
         self.headers: list[dict] = []
@@ -59,6 +62,7 @@ class Server:
         app.router.add_post("/v1/chat/completions", self._call)
         app.router.add_post("/v1/completions", self._call)
         app.router.add_get("/health", self._health)
+        app.router.add_get("/v1/models", self._models)
         app.router.add_post("/tokenize", self._tokenize)
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.05)
         await self._runner.setup()
@@ -81,6 +85,11 @@ class Server:
     async def _health(self, request: web.Request) -> web.Response:
         self.probes += 1
         return web.Response(status=200 if self.healthy else 503)
+
+    async def _models(self, request: web.Request) -> web.Response:
+        return web.json_response(
+            {"object": "list", "data": [{"id": m, "object": "model"} for m in self.models]}
+        )
 
     async def _tokenize(self, request: web.Request) -> web.Response:
         body = await request.json()
@@ -260,5 +269,63 @@ async def settled(gateway: Gateway) -> None:
         "kv_tokens",
     ):
         assert not of.views[column].any(), column
-    assert all(lane.running == 0 and len(lane) == 0 for lane in gateway._lanes)
-    assert gateway._under_way == {}
+    assert all(lane.running == 0 and len(lane) == 0 for lane in gateway.dispatcher.lanes)
+    for _ in range(50):  # the handlers end a little later than their calls
+        if not gateway.dispatcher.under_way:
+            break
+        await asyncio.sleep(0.01)
+    assert gateway.dispatcher.under_way == gateway.dispatcher.calls == {}
+    assert gateway.dispatcher._in == gateway._requests == 0
+
+
+class RawServer:
+    """Speaks HTTP byte by byte: `handle(reader, writer, number)` gets each connection with its number."""
+
+    def __init__(self, handle) -> None:
+        self._handle, self.connections, self.port = handle, 0, 0
+        self._server: asyncio.Server | None = None
+
+    async def start(self) -> None:
+        self._server = await asyncio.start_server(self._connected, "127.0.0.1", self.port)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def stop(self) -> None:
+        self._server.close()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        number, self.connections = self.connections, self.connections + 1
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            await self._handle(reader, writer, number)
+        writer.close()
+
+
+async def read_call(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
+    """(head, body) of a request as it came; a probe is answered by whoever calls."""
+    head = await reader.readuntil(b"\r\n\r\n")
+    at = head.lower().find(b"content-length:")
+    length = int(head[at + 15 :].split(b"\r\n", 1)[0]) if at >= 0 else 0
+    return head, await reader.readexactly(length)
+
+
+WHOLE = json.dumps(
+    {
+        "id": "x",
+        "object": "chat.completion",
+        "created": 1,
+        "model": MODEL,
+        "choices": [{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "é"}}],
+        "usage": {"prompt_tokens": 7, "completion_tokens": 1, "total_tokens": 8},
+    }
+).encode()
+
+
+def plain(body: bytes, status: str = "200 OK", headers: str = "") -> bytes:
+    """An answer with a length, as bytes."""
+    head = (
+        f"HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n{headers}\r\n"
+    )
+    return head.encode() + body

@@ -348,6 +348,54 @@ def test_a_slow_instance_is_found_out(cluster) -> None:
     assert slow.estimate_s > 0
 
 
+def test_sequences_side_by_side_take_the_time_of_one_and_the_memory_of_all(cluster) -> None:
+    one, four = Coordinator(cluster, "vllm"), Coordinator(cluster, "vllm")
+    single = one.call_arrived(None, "call", 100, 0.0, output_tokens=50)
+    several = four.call_arrived(None, "call", 100, 0.0, output_tokens=50, sequences=4)
+    assert several.estimate_s == single.estimate_s
+    assert (single.output_tokens, several.output_tokens) == (50, 200)
+    assert four.views["kv_tokens"][0] == 100 + 4 * 50
+    four.finished(several.call, 1.0, 4 * 30)
+    assert four.stages.called("call").output_median == 30
+    assert not four.views["kv_tokens"].any()
+    assert not four.views["output_tokens"].any()
+
+
+def test_a_query_without_end_does_not_fill_the_memory(cluster) -> None:
+    """Some client sends all its calls under one id: after `max_calls` it is another query."""
+    coordinator = Coordinator(cluster, "hexgen_flow", Options(max_calls=5))
+    placements = []
+    for i in range(12):
+        placements.append(coordinator.call_arrived("q", "call", 10, float(i), slo_s=float(i + 1)))
+        coordinator.finished(placements[-1].call, i + 0.5, 1)
+    assert [p.query for p in placements] == [0] * 5 + [1] * 5 + [2] * 2
+    assert [p.slo_s for p in placements] == [1.0] * 5 + [6.0] * 5 + [11.0] * 2
+    assert [p.after for p in placements[3:7]] == [(2,), (3,), (), (5,)]
+    assert coordinator.queries_under_way == 1
+    for _ in range(4):  # the same with calls side by side, which the first query must still see to their end
+        placements.append(coordinator.call_arrived("q", "call", 10, 20.0))
+    assert [p.query for p in placements[-4:]] == [2, 2, 2, 3]
+    for placement in placements[-4:]:
+        coordinator.failed(placement.call, 21.0)
+    coordinator.query_finished("q", 22.0)
+    assert coordinator.queries_under_way == coordinator.calls_under_way == 0
+
+
+def test_a_last_call_that_fails_may_be_tried_again(cluster) -> None:
+    """The query is still there with its clock, as OpenAI's client sends a failed call again by itself."""
+    coordinator = Coordinator(cluster, "hexgen_flow")
+    first = coordinator.call_arrived("q", "call", 10, 0.0, slo_s=30.0)
+    coordinator.finished(first.call, 1.0, 5)
+    last = coordinator.call_arrived("q", "call", 10, 1.0, final=True)
+    coordinator.failed(last.call, 20.0)
+    assert coordinator.queries_under_way == 1
+    again = coordinator.call_arrived("q", "call", 10, 21.0, final=True)
+    assert (again.query, again.after) == (first.query, (first.call,))
+    assert again.budget_s < last.budget_s
+    coordinator.finished(again.call, 22.0, 5)
+    assert coordinator.queries_under_way == 0
+
+
 def test_names_from_clients_do_not_fill_the_memory(cluster) -> None:
     coordinator = Coordinator(cluster, "hexgen_flow", Options(max_stages=4, max_tenants=3))
     for i in range(20):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import itertools
 import json
 import time
 
@@ -10,7 +12,20 @@ import aiohttp
 import openai
 import pytest
 
-from tests.serving.scripted import HASTY, Act, Server, ask, client, in_loop, post, running, settled
+from tests.serving.scripted import (
+    HASTY,
+    Act,
+    RawServer,
+    Server,
+    ask,
+    client,
+    in_loop,
+    plain,
+    post,
+    read_call,
+    running,
+    settled,
+)
 
 
 async def until(condition, timeout_s: float = 5.0) -> None:
@@ -114,7 +129,7 @@ async def test_an_instance_whose_calls_keep_failing_is_tried_less_and_less_often
         for _ in range(4):
             while gateway.coordinator.is_open[0]:
                 assert (await post(gateway, ask()))[0] == 200
-            pauses.append(gateway._upstreams[0].health.next_pause_s)
+            pauses.append(gateway.dispatcher.watch.health[0].next_pause_s)
             await until(lambda: gateway.coordinator.is_open[0])
         assert pauses == pytest.approx([0.02, 0.04, 0.08, 0.16])
 
@@ -145,6 +160,68 @@ async def test_a_timeout_at_all_attempts_is_a_504() -> None:
         await settled(gateway)
 
 
+@in_loop
+async def test_an_instance_without_the_model_or_with_a_wrong_key_is_passed_over() -> None:
+    """404 and 401 there say nothing of the call. Were they passed on, the instance that is always free would get all calls."""
+    for status in (404, 401):
+        odd, good = Server(lambda body, number, status=status: Act(status=status)), Server()
+        async with running([odd, good], policy="vllm", probe_every_s=60.0) as gateway:
+            for stream in (False, True):
+                for _ in range(2):
+                    assert (await post(gateway, ask(stream=stream)))[0] == 200
+            assert len(good.bodies) == 4
+            assert len(odd.bodies) >= 1
+            await settled(gateway)
+
+
+@in_loop
+async def test_what_no_instance_has_is_the_clients_mistake_and_takes_no_instance_out() -> None:
+    servers = [Server(lambda body, number: Act(status=404)) for _ in range(2)]
+    async with running(servers, failures=1, probe_every_s=60.0) as gateway:
+        for stream in (False, True):
+            with pytest.raises(openai.NotFoundError, match="scripted"):
+                await client(gateway).chat.completions.create(**ask(stream=stream))
+        assert [len(s.bodies) for s in servers] == [2, 2]
+        assert gateway.coordinator.is_open.all()
+        await settled(gateway)
+
+
+@in_loop
+async def test_the_same_instance_is_not_asked_again_at_once() -> None:
+    """There is no other: pauses of 50 and 100 ms between three attempts."""
+    loop = asyncio.get_running_loop()
+    at_s = []
+
+    def act(body: dict, number: int) -> Act:
+        at_s.append(loop.time())
+        return Act(status=500)
+
+    async with running([Server(act)], failures=9, pause_s=0.05, longest_pause_s=1.0) as gateway:
+        assert (await post(gateway, ask()))[0] == 502
+        pauses = [b - a for a, b in itertools.pairwise(at_s)]
+        assert len(pauses) == 2
+        assert 0.05 <= pauses[0] < 0.1 <= pauses[1]
+        await settled(gateway)
+
+
+@in_loop
+async def test_a_busy_server_says_when_to_come_back() -> None:
+    async def busy(reader, writer, number) -> None:
+        while True:
+            await read_call(reader)
+            writer.write(plain(b"{}", "429 Too Many Requests", "Retry-After: 7\r\n"))
+
+    async with running([RawServer(busy)], attempts=1, probe_every_s=60.0) as gateway:
+        status, headers, answer = await post(gateway, ask())
+        assert (status, headers["Retry-After"], json.loads(answer)["error"]["code"]) == (
+            429,
+            "7",
+            "overloaded",
+        )
+        assert gateway.coordinator.is_open.all()
+        await settled(gateway)
+
+
 @pytest.mark.parametrize(
     ("fault", "code"),
     [("abort", "upstream_broken"), ("hang", "upstream_timeout"), ("end", "upstream_broken"), ("error", None)],
@@ -168,6 +245,8 @@ def test_a_stream_that_breaks_ends_with_an_error_event_and_is_not_begun_again(fa
             assert good.bodies == []
             await settled(gateway)
             assert gateway.coordinator.stages.called("call").finished == 0  # nothing is learned from it
+            kind = {"hang": "timeout", "error": "status"}.get(fault, "broken")
+            assert f'failures_total{{instance="a100-0",kind="{kind}"}} 1.0' in gateway.metrics.text().decode()
 
     check()
 
@@ -303,9 +382,76 @@ async def test_what_does_not_end_in_time_is_told_so() -> None:
         status, _, answer = await stream
         last = answer.split(b"\n\n")[-2]
         assert status == 200
-        assert json.loads(last[6:])["error"]["code"] == "upstream_broken"
+        assert json.loads(last[6:])["error"]["code"] == "draining"
         status, _, answer = await waits
         assert (status, json.loads(answer)["error"]["code"]) == (503, "draining")
+        await settled(gateway)
+
+
+@in_loop
+async def test_calls_without_an_instance_are_told_when_the_gateway_goes() -> None:
+    """They wait for any instance, and have not been placed yet: draining waits for them too."""
+    server = Server()
+    async with running([server], drain_s=0.1, patience_s=60.0) as gateway:
+        await server.stop()
+        calls = [asyncio.create_task(post(gateway, ask())) for _ in range(2)]
+        await until(lambda: not gateway.coordinator.is_open[0])
+        calls.append(asyncio.create_task(post(gateway, ask())))
+        await until(lambda: gateway._requests == 3)
+        assert not await gateway.drain()
+        for status, headers, answer in await asyncio.gather(*calls):
+            assert (status, json.loads(answer)["error"]["code"]) == (503, "draining")
+            assert headers["Connection"] == "close"
+        await settled(gateway)
+
+
+@in_loop
+async def test_a_fault_of_ours_is_an_error_without_details_and_leaves_nothing_behind(caplog) -> None:
+    server = Server()
+    async with running([server]) as gateway:
+        for broken in ("_upstream_body", "finished"):
+            original = getattr(gateway.dispatcher, broken)
+            setattr(gateway.dispatcher, broken, lambda *_: 1 / 0)
+            status, _, answer = await post(gateway, ask())
+            assert (status, json.loads(answer)["error"]["code"]) == (500, "internal_error")
+            assert b"division" not in answer
+            setattr(gateway.dispatcher, broken, original)
+        gateway.dispatcher.first_token, original = lambda live: 1 / 0, gateway.dispatcher.first_token
+        with pytest.raises(
+            aiohttp.ClientPayloadError
+        ):  # the stream has begun: it is torn, never answered twice
+            await post(gateway, ask(stream=True))
+        gateway.dispatcher.first_token = original
+        assert (await post(gateway, ask(stream=True)))[0] == 200
+        await settled(gateway)
+
+
+@in_loop
+async def test_running_out_of_files_here_takes_no_instance_out(monkeypatch) -> None:
+    async with running([Server()], failures=1, attempts=2) as gateway:
+        pool = gateway.dispatcher.upstreams[0].pool
+
+        async def exhausted(**_options) -> None:
+            raise OSError(errno.EMFILE, "Too many open files")
+
+        monkeypatch.setattr(pool, "get", exhausted)
+        status, headers, _ = await post(gateway, ask())
+        assert (status, headers["Retry-After"]) == (429, "1")
+        await asyncio.sleep(0.1)  # probes fail in the same way
+        assert gateway.coordinator.is_open.all()
+        monkeypatch.undo()
+        assert (await post(gateway, ask()))[0] == 200
+        await settled(gateway)
+
+
+@in_loop
+async def test_engine_mode_sends_a_failed_call_elsewhere_too() -> None:
+    bad, good = Server(lambda body, number: Act(status=500)), Server()
+    async with running([bad, good], policy="vllm", mode="engine") as gateway:
+        for _ in range(6):
+            assert (await post(gateway, ask()))[0] == 200
+        await bad.stop()
+        assert (await post(gateway, ask()))[0] == 200
         await settled(gateway)
 
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from dataclasses import replace
 
 import aiohttp
 import openai
 import pytest
 
 from hexrepro.errors import InputError
+from hexrepro.serving import gateway as gateway_module
 from hexrepro.serving import headers as names
 from hexrepro.serving.config import Tenant
 from hexrepro.serving.coordinator import Options
-from tests.serving.scripted import MODEL, Act, Server, ask, client, in_loop, post, running, settled
+from tests.serving.scripted import MODEL, QUICK, Act, Server, ask, client, in_loop, post, running, settled
 
 # ------------------------------------------------------------------------------------------ answers
 
@@ -56,6 +58,10 @@ async def test_usage_is_asked_of_the_server_and_shown_to_those_who_asked() -> No
         assert parts[-1].usage.completion_tokens == 3
         stage = gateway.coordinator.stages.called("call")
         assert stage.finished == 2
+        odd = {"include_usage": False, "continuous_usage_stats": True}
+        parts = [c async for c in await api.chat.completions.create(**ask(stream=True, stream_options=odd))]
+        assert all(p.usage is None and p.choices for p in parts)
+        assert server.bodies[-1]["stream_options"] == {"include_usage": True}
         assert stage.output_median == 3.0
 
 
@@ -165,6 +171,11 @@ async def test_in_engine_mode_calls_go_at_once_and_carry_their_priority() -> Non
         (ask(hexrepro={"output_tokens": 1e300}), "hexrepro.output_tokens"),
         (ask(hexrepro={"query": "x" * 201}), "hexrepro.query"),
         (ask(hexrepro={"final": "maybe"}), "hexrepro.final"),
+        (ask(hexrepro={"stage": "two\nlines"}), "hexrepro.stage"),
+        (ask(hexrepro={"stage": "\ud800"}), "hexrepro.stage"),
+        (ask() | {"n": 0}, "n"),
+        (ask() | {"n": 10**5}, "n"),
+        (json.dumps(ask()).encode("utf-16"), None),
     ],
 )
 def test_a_bad_request_is_told_its_field(body, param) -> None:
@@ -198,7 +209,10 @@ async def test_other_refusals() -> None:
         status, _, _ = await post(gateway, ask(), **{names.QUERY: "x" * 5000})
         assert status == 400
         async with aiohttp.ClientSession() as session, session.get(gateway.url + "/v1/completions") as answer:
-            assert answer.status == 405
+            assert (answer.status, answer.headers["Allow"]) == (405, "POST")
+        with pytest.raises(openai.NotFoundError):
+            await client(gateway).models.retrieve("nobody")
+        assert (await client(gateway).models.retrieve(MODEL)).id == MODEL
 
 
 @in_loop
@@ -221,8 +235,9 @@ async def test_with_keys_only_their_holders_are_served() -> None:
     server = Server(lambda body, number: Act(first_s=0.05))
     async with running([server], tenants=tenants) as gateway:
         for key in ("wrong", "key-of-gol", "key-of-gold2", "ключ"):
-            status, _, answer = await post(gateway, ask(), Authorization=f"Bearer {key}")
+            status, headers, answer = await post(gateway, ask(), Authorization=f"Bearer {key}")
             assert (status, json.loads(answer)["error"]["code"]) == (401, "invalid_api_key")
+            assert headers["WWW-Authenticate"] == "Bearer"
         with pytest.raises(openai.AuthenticationError):
             await client(gateway, "wrong").models.list()
         await client(gateway, "key-of-gold").chat.completions.create(**ask())
@@ -260,6 +275,138 @@ def test_a_policy_that_needs_counters_at_the_instances_is_refused() -> None:
                 pass
 
     check()
+
+
+@in_loop
+async def test_a_tenants_limit_holds_while_its_calls_are_on_their_way_to_a_lane() -> None:
+    """Two calls at the same time, each waiting for its prompt to be counted: only one may come in."""
+    async with running([Server()], tokenize="upstream", max_under_way=1) as gateway:
+        answers = await asyncio.gather(*(post(gateway, ask(user=str(i))) for i in range(3)))
+        assert sorted(status for status, _, _ in answers) == [200, 429, 429]
+        await settled(gateway)
+
+
+async def exchange(gateway, *parts: bytes, pause_s: float = 0.0) -> bytes:
+    """Send bytes, and read what comes until the gateway closes."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+    for part in parts:
+        writer.write(part)
+        await writer.drain()
+        await asyncio.sleep(pause_s)
+    answer = await reader.read()
+    writer.close()
+    return answer
+
+
+@in_loop
+async def test_a_body_that_does_not_come_is_not_waited_for_and_one_that_breaks_off_is_no_call(
+    monkeypatch,
+) -> None:
+    monkeypatch.setattr(gateway_module, "_LINGER_S", 0.05)
+    server = Server()
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+    async with running([server], timeouts=replace(QUICK.timeouts, body_s=0.1)) as gateway:
+        answer = await exchange(gateway, head + b"Content-Length: 100\r\n\r\n{")
+        assert answer.startswith(b"HTTP/1.1 408")
+        assert b'"body_timeout"' in answer
+        answer = await exchange(gateway, head + b"Transfer-Encoding: chunked\r\n\r\n", b"zz\r\n")
+        assert b" 400 " in answer[:20]
+        _reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+        writer.write(head + b"Content-Length: 100\r\n\r\n{")
+        await writer.drain()
+        writer.close()
+        await asyncio.sleep(0.02)
+        assert server.bodies == []
+        await settled(gateway)
+
+
+@in_loop
+async def test_bodies_in_chunks_and_clients_that_ask_before_they_send() -> None:
+    server = Server()
+    body = json.dumps(ask()).encode()
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+    async with running([server]) as gateway:
+        pieces = [b"%x\r\n%s\r\n" % (len(p), p) for p in (body[:9], body[9:], b"")]
+        answer = await exchange(gateway, head + b"Transfer-Encoding: chunked\r\n\r\n", *pieces, pause_s=0.005)
+        assert answer.startswith(b"HTTP/1.1 200")
+        expecting = head + b"Expect: 100-continue\r\nContent-Length: %d\r\n\r\n" % len(body)
+        answer = await exchange(gateway, expecting, body, pause_s=0.01)
+        assert answer.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200")
+        # without persistent connections and chunks (HTTP/1.0), a stream ends with its connection
+        stream = json.dumps(ask(stream=True)).encode()
+        old = b"POST /v1/chat/completions HTTP/1.0\r\nContent-Length: %d\r\n\r\n" % len(stream)
+        head, _, events = (await exchange(gateway, old + stream)).partition(b"\r\n\r\n")
+        assert b"chunked" not in head.lower()
+        assert events.startswith(b"data: {")
+        assert events.endswith(b"data: [DONE]\n\n")
+        await settled(gateway)
+
+
+# ------------------------------------------------------------------------------------------ lengths
+
+
+def arrivals(gateway) -> list:
+    """(prompt tokens, what else the coordinator is told), from here on."""
+    seen = []
+    arrived = gateway.coordinator.call_arrived
+    gateway.coordinator.call_arrived = lambda *a, **k: (seen.append((a[2], k)), arrived(*a, **k))[1]
+    return seen
+
+
+@in_loop
+async def test_the_bounds_of_an_answer_are_those_of_the_server() -> None:
+    """/v1/completions makes 16 tokens where nothing is said, and takes 0 with echo; numbers beyond all use do no harm."""
+    async with running([Server(lambda body, number: Act(tokens=2))]) as gateway:
+        seen = arrivals(gateway)
+        plain = {"model": MODEL, "prompt": "x"}
+        for more in ({}, {"max_tokens": None}, {"max_tokens": 0, "echo": True}, {"max_tokens": 10**400}):
+            assert (await post(gateway, plain | more, "/v1/completions"))[0] == 200
+        assert [k["max_tokens"] for _, k in seen] == [16, None, 0, 10**6]
+        del seen[:]
+        for more in ({}, {"max_completion_tokens": 7}, {"max_completion_tokens": None}):
+            assert (await post(gateway, ask(5) | more))[0] == 200
+        assert [k["max_tokens"] for _, k in seen] == [5, 7, 5]
+        await settled(gateway)
+
+
+@in_loop
+async def test_sequences_of_one_call_are_learned_one_by_one_and_kept_in_memory_together() -> None:
+    """n = 4, and 24 tokens counted: 6 for each."""
+    server = Server(lambda body, number: Act(tokens=24, first_s=0.03))
+    async with running([server]) as gateway:
+        seen = arrivals(gateway)
+        of = gateway.coordinator
+        call = asyncio.create_task(post(gateway, ask(n=6) | {"n": 4}))
+        while not of.calls_under_way:
+            await asyncio.sleep(0.001)
+        assert of.views["output_tokens"][0] == 4 * 6
+        await call
+        assert of.stages.called("call").output_median == 6.0
+        batch = {"model": MODEL, "prompt": ["one", "two", "three"], "n": 2}
+        await post(gateway, batch, "/v1/completions")
+        await post(gateway, batch | {"prompt": [[1, 2], [3]], "n": 1}, "/v1/completions")
+        assert [(tokens, k["sequences"]) for tokens, k in seen] == [(7, 4), (3, 6), (3, 2)]
+        await settled(gateway)
+
+
+@in_loop
+async def test_text_without_utf8_passes_and_does_not_spoil_the_metrics() -> None:
+    """A lone surrogate in a prompt is JSON; in a name it is refused, and so are bytes in a header that are no UTF-8."""
+    server = Server()
+    async with running([server], mode="engine") as gateway, aiohttp.ClientSession() as session:
+        odd = [{"role": "user", "content": "\ud800 é"}]
+        status, _, _ = await post(gateway, ask(messages=odd, hexrepro={"query": "q"}, priority=1))
+        assert status == 200
+        assert server.bodies[-1]["messages"] == odd
+        body = json.dumps(ask()).encode()
+        answer = await exchange(
+            gateway,
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nX-Hexrepro-Stage: \xff\xfe\r\n"
+            b"Content-Length: %d\r\n\r\n" % len(body) + body,
+        )
+        assert answer.startswith(b"HTTP/1.1 400")
+        async with session.get(gateway.url + "/metrics") as metrics:
+            assert metrics.status == 200
 
 
 # ------------------------------------------------------------------------------------------ what it shows
@@ -300,10 +447,16 @@ async def test_no_prompt_and_no_key_is_logged(caplog) -> None:
         for key in ("key-of-gold", "key-of-gold", "key-that-is-wrong"):
             await post(gateway, body, Authorization=f"Bearer {key}")
         await post(gateway, b'{"model": "' + secret.encode() + b'"', Authorization="Bearer key-of-gold")
+        # what aiohttp cannot read it would quote in its log
+        await exchange(
+            gateway,
+            b"GET / HTTP/1.1\r\nAuthorization: Bearer key-of-gold\x01" + secret.encode() + b"\r\n\r\n",
+        )
         await settled(gateway)
     ours = [r.getMessage() for r in caplog.records if r.name.startswith("hexrepro")]
     assert any("call 0" in line for line in ours)
-    everything = "\n".join(r.getMessage() for r in caplog.records)
+    assert any(r.name == "hexrepro.serving.http" for r in caplog.records)
+    everything = caplog.text
     assert secret not in everything
     assert "key-" not in everything
     assert "key-of-gold" not in repr(gateway.serving)

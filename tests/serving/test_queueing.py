@@ -83,3 +83,21 @@ def test_a_call_that_is_seen_to_run_was_not_waiting() -> None:
     assert lane.running == 2
     lane.remove("a")
     assert lane.admit() == []
+
+
+def test_a_lane_that_is_never_empty_does_not_grow() -> None:
+    """Engine mode under lasting overload: all slots taken, calls are seen to run before it is believed to be their turn."""
+    lane = Lane(1)
+    lane.put("first", 0.0)
+    lane.admit()
+    lane.put("last", 9e9)
+    for call in range(1000):
+        lane.put(call, float(call))
+        assert lane.admit() == []
+        assert lane.start(call)
+        lane.remove(call)
+    assert lane.free == 0
+    assert len(lane) == 1
+    assert len(lane._heap) < 100
+    lane.remove("first")
+    assert lane.admit() == ["last"]

@@ -11,7 +11,7 @@ from hexrepro.errors import InputError
 from hexrepro.serving import headers as names
 from hexrepro.serving.workflow import Task, WorkflowRunner
 from hexrepro.workload import generate
-from tests.serving.scripted import Server, ask, client, in_loop, running
+from tests.serving.scripted import Act, Server, ask, client, in_loop, running
 
 DIAMOND = {
     "link": Task("link"),
@@ -100,7 +100,7 @@ async def test_a_query_of_a_trace_keeps_its_order() -> None:
 @in_loop
 async def test_through_the_gateway_the_query_is_whole_and_ends() -> None:
     """Its steps are learned: after `link` come one step of candidates and one of pick."""
-    async with running([Server()]) as gateway:
+    async with running([Server(lambda body, number: Act(first_s=0.1))]) as gateway:  # siblings overlap
         api = client(gateway)
 
         async def call(query, name, task, last, results):
