@@ -20,6 +20,7 @@ RUNNERS = {
     "tune": "hexrepro.experiments.tune:run",
     "alpha_sensitivity": "hexrepro.experiments.alpha_sensitivity:run",
     "alpha_online": "hexrepro.experiments.alpha_online:run",
+    "validation": "hexrepro.experiments.validation:run",
 }
 
 

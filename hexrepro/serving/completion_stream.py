@@ -38,10 +38,13 @@ class Streamed:
     progress: list[tuple[float, int]] = field(default_factory=list)
 
 
-def session(connections: int = 0) -> aiohttp.ClientSession:
+def session(connections: int = 0, api_key: str | None = None) -> aiohttp.ClientSession:
     """A client session without limits of its own (0 connections: as many as it takes)."""
     connector = aiohttp.TCPConnector(limit=connections, keepalive_timeout=KEEP_ALIVE_S)
-    return aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None))
+    headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+    return aiohttp.ClientSession(
+        connector=connector, timeout=aiohttp.ClientTimeout(total=None), headers=headers
+    )
 
 
 def body(model: str, prompt: Sequence[int], output_tokens: int, **more: Any) -> dict[str, Any]:

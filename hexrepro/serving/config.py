@@ -11,7 +11,10 @@ A cluster file is one of the simulator's (see `cluster/profiles.py`) in which ev
     tenants:                             # optional; with keys, every client must bring one
       - {name: gold, key_env: GOLD_KEY, max_under_way: 100}
     workflows:                           # optional: what is believed of stages before calls have shown it
-      chess: {stages: {candidate: {input_tokens: 11748, output_tokens: 678, cached_tokens: 9158}}}
+      chess:
+        stages: {candidate: {input_tokens: 11748, output_tokens: 678, cached_tokens: 9158}, revise: ...}
+        # optional: how many steps of which stages follow a query's first, second, ... step of a stage, on average
+        remaining: {candidate: [{revise: 1.8}]}
 
 Secrets stand in environment variables, never in the file.
 """
@@ -33,7 +36,7 @@ from hexrepro.cluster.types import Cluster
 from hexrepro.errors import InputError
 from hexrepro.paths import conf_dir
 from hexrepro.serving.coordinator import Options
-from hexrepro.serving.learning import Beliefs
+from hexrepro.serving.learning import Beliefs, Place
 from hexrepro.serving.upstream import Timeouts
 from hexrepro.workload.workflow import read_yaml
 
@@ -217,14 +220,14 @@ def _tenants(entries: Any, where: str) -> tuple[Tenant, ...]:
 
 
 def _beliefs(workflows: Any, where: str) -> Beliefs:
-    stages = {}
+    stages, plans = {}, {}
     if not isinstance(workflows, Mapping):
         raise InputError(f"{where}: workflows is {workflows!r}; it must map names to {{stages: ...}}")
     for workflow, content in workflows.items():
         place = f"{where}: workflows.{workflow}"
         if not isinstance(content, Mapping) or not isinstance(content.get("stages"), Mapping):
             raise InputError(f"{place} must be a mapping with stages")
-        _known(content, ("stages",), place)
+        _known(content, ("stages", "remaining"), place)
         for stage, lengths in content["stages"].items():
             at = f"{place}.stages.{stage}"
             if not isinstance(lengths, Mapping):
@@ -239,7 +242,32 @@ def _beliefs(workflows: Any, where: str) -> Beliefs:
                 if isinstance(value, bool) or not isinstance(value, int | float) or not value >= least:
                     raise InputError(f"{at}: {name} is {value!r}; it must be a number of at least {least}")
             stages[f"{workflow}/{stage}"] = tuple(map(float, numbers))
-    return Beliefs(stages)
+        plans[workflow] = content.get("remaining") or {}
+    return Beliefs(stages, _remaining(plans, list(stages), where))
+
+
+def _remaining(plans: Mapping[str, Any], stages: list[str], where: str) -> dict[Place, dict[int, float]]:
+    """What follows each place, as `Beliefs.remaining` has it, from `remaining` of each workflow."""
+    index = {name: i for i, name in enumerate(stages)}
+    remaining = {}
+    for workflow, plan in plans.items():
+        place = f"{where}: workflows.{workflow}.remaining"
+        if not isinstance(plan, Mapping) or not all(isinstance(steps, list) for steps in plan.values()):
+            raise InputError(f"{place} must map stages to lists such as [{{revise: 1.8}}]")
+        for stage, steps in plan.items():
+            for occurrence, after in enumerate(steps):
+                at = f"{place}.{stage}[{occurrence}]"
+                if not isinstance(after, Mapping):
+                    raise InputError(f"{at} is {after!r}; it must map stages to their number of steps")
+                for name, number in {stage: 0.0, **after}.items():
+                    if f"{workflow}/{name}" not in index:
+                        raise InputError(f"{at}: stage {name!r} is not among workflows.{workflow}.stages")
+                    if isinstance(number, bool) or not isinstance(number, int | float) or not number >= 0:
+                        raise InputError(f"{at}: {name} is {number!r}; it must be a number, 0 or more")
+                remaining[index[f"{workflow}/{stage}"], occurrence] = {
+                    index[f"{workflow}/{name}"]: float(number) for name, number in after.items()
+                }
+    return remaining
 
 
 def _url(value: Any, place: str) -> str:

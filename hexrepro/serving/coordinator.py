@@ -360,12 +360,16 @@ class Coordinator:
             self._tell("call_finished", query.number, number, now_s, output_tokens)
         self._one_less(query, now_s)
 
-    def failed(self, number: int, now_s: float) -> None:
+    def failed(self, number: int, now_s: float, *, answered: bool = False) -> None:
         """The call ended without an answer: refused, cancelled or broken. Nothing is learned from its query, which goes on even
-        if this was its last call: the client may try again, and its clock runs on."""
+        if this was its last call: the client may try again, and its clock runs on.
+
+        `answered`: it has its answer, but one without a length; then its query ends with its last call.
+        """
         call = self._calls.pop(number)
         self._leave(call)
         query = call.query
+        query.ending |= answered and call.final
         if query.whole:
             query.whole = False
             self._tell("query_dropped", query.number)

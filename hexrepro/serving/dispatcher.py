@@ -311,7 +311,7 @@ class Dispatcher:
                 live.placement.call, self.now_s(), live.output_tokens, cached_tokens=live.cached_tokens
             )
         else:
-            self.coordinator.failed(live.placement.call, self.now_s())  # it says nothing of lengths
+            self.coordinator.failed(live.placement.call, self.now_s(), answered=True)
 
     def heard(self, live: Live, usage: dict | None, events: int) -> int | None:
         """Note the call's lengths, as the server counted or by the events of its stream; prompt tokens if it counted them."""

@@ -20,8 +20,10 @@ import pandas as pd
 from hexrepro.cluster.types import Cluster, InstanceSpec
 from hexrepro.errors import InputError
 from hexrepro.report.metrics import quantile, throughput_qps
+from hexrepro.scheduling.estimates import Estimates, estimate
 from hexrepro.scheduling.policy import Policy, load_policy
 from hexrepro.scheduling.rules import dispatch_rule, queue_rule
+from hexrepro.scheduling.views import instance_views
 from hexrepro.serving.replay import Prompts, Replay, call_frame, replay
 from hexrepro.simulator import EngineOptions, Result, simulate
 from hexrepro.workload.types import Workload
@@ -42,6 +44,12 @@ def by_query(call, t_comp_s, instances, params):
     what differs is what the instances do.
     """
     return call.query % len(instances)
+
+
+@dispatch_rule()
+def as_placed(call, t_comp_s, instances, params):
+    """Where the call was in a replay: `simulate_placed` writes it into the stage."""
+    return call.stage % len(instances)
 
 
 OLDEST_QUERY = Policy("oldest_query", "round_robin", f"{__name__}:oldest_query")
@@ -168,14 +176,73 @@ def simulate_measured(
     shared: str = "template",
     base_slo: float | None = None,
 ) -> Result:
-    """The simulation of what is replayed on such instances. Compare it by `compare_runs` with the same overhead."""
+    """The simulation of what is replayed on such instances. Compare it by `compare_runs` with the same overhead.
+
+    The scheduler believes the stages' median lengths, but no call longer than it is: a forced length is sent as `max_tokens`,
+    by which the gateway bounds its own belief.
+    """
+    cluster = Cluster("measured", tuple(instances))
     return simulate(
         with_overhead(workload, overhead_s),
-        Cluster("measured", tuple(instances)),
+        cluster,
         policy,
         base_slo=base_slo,
         engine=EngineOptions(batching="chunked", prefix_caching=shared),
+        estimates=_believed(workload, cluster, shared),
     )
+
+
+def simulate_placed(
+    workload: Workload,
+    instances: Sequence[InstanceSpec],
+    overhead_s: float | np.ndarray,
+    policy: Policy | str,
+    placement: np.ndarray,
+    *,
+    shared: str = "template",
+    base_slo: float,
+) -> Result:
+    """`simulate_measured` with every call on the instance where a replay had it (int[n]; any for those that are -1).
+
+    Queues are the policy's. What is left of the error is the engines' and the queues', without that of decisions.
+    """
+    policy, cluster, m = load_policy(policy), Cluster("measured", tuple(instances)), len(instances)
+    at = np.where(placement >= 0, placement, np.arange(workload.n_calls) % m)
+    believed = _believed(workload, cluster, shared)
+    # beliefs are given call by call, so a stage may be split into one for each instance
+    medians = {
+        name: np.repeat(getattr(believed, name), m)
+        for name in ("input_median", "output_median", "cached_median")
+    }
+    split = replace(
+        with_overhead(workload, overhead_s),
+        stage=workload.stage * m + at,
+        stage_names=tuple(f"{stage} at {i}" for stage in workload.stage_names for i in range(m)),
+    )
+    return simulate(
+        split,
+        cluster,
+        replace(policy, dispatch=f"{__name__}:as_placed", dispatch_params={}),
+        base_slo=base_slo,
+        engine=EngineOptions(batching="chunked", prefix_caching=shared),
+        estimates=replace(believed, **medians),
+    )
+
+
+def _believed(workload: Workload, cluster: Cluster, shared: str) -> Estimates:
+    believed = estimate(workload, instance_views(cluster), prefix_caching=shared)
+    return replace(believed, output_tokens=np.minimum(believed.output_tokens, workload.output_tokens))
+
+
+def drawn_lateness(lateness_s: np.ndarray, runs: int, seed: int) -> np.ndarray:
+    """float64[runs, n]: each call as late as it was in one of the replays (float64[R, n]), drawn anew for each call and run.
+
+    It keeps which calls come late, such as the last of many siblings, and lets two calls that came at nearly the same time
+    change places, as they do from replay to replay.
+    """
+    rng = np.random.Generator(np.random.PCG64([seed, 5]))
+    picked = rng.integers(len(lateness_s), size=(runs, lateness_s.shape[1]))
+    return lateness_s[picked, np.arange(lateness_s.shape[1])]
 
 
 def replay_and_simulate(

@@ -212,7 +212,7 @@ def launch(
     path = _importable(directory)
     ports = _ports(specs)
     servers: list[Server] = []
-    with _terminable():
+    with terminable():
         try:
             for spec, port in zip(specs, ports, strict=True):
                 servers.append(_start(spec, port, directory, python, path))
@@ -371,7 +371,7 @@ def _signal(server: Server, number: int) -> None:
 
 
 @contextlib.contextmanager
-def _terminable() -> Iterator[None]:
+def terminable() -> Iterator[None]:
     """Let SIGTERM end this process by way of an exception, so that it ends its servers first."""
     if (
         threading.current_thread() is not threading.main_thread()

@@ -48,18 +48,20 @@ BUDGETS = (
     32768,
 )  # token budgets of a step that the fit chooses among
 LEAST_STEPS = 6  # decode steps that a window must have
+LEAST_S, MOST_REPEATS = 0.4, 25  # a prompt is sent again until this time has passed, but not more often
 VLLM_SEQUENCES = 256  # vLLM's default; taken where the measurement did not reach the limit
 
 
 @dataclass(frozen=True)
 class Design:
-    """What is sent. Times add up to about (decode_tokens * levels * contexts + repeats * prompts) steps.
+    """What is sent. Times add up to about (decode_tokens * levels * contexts * decode_repeats + repeats * prompts) steps.
 
     concurrency    how many calls decode side by side, level by level
     contexts       prompt lengths of decoding calls
     decode_tokens  output tokens of each
     prompts        lengths of the prompts that are timed alone
-    repeats        how often each is sent
+    repeats        how often each is sent at least
+    decode_repeats how often each level decodes at each context; the median counts
     held_out       (calls that decode, prompt that comes while they do)
     burst          short calls sent at once to see how many run side by side; 0: not tried
     """
@@ -70,6 +72,7 @@ class Design:
     # on either side of each likely token budget: a prompt that just does not fit takes one step more
     prompts: tuple[int, ...] = (16, *(length for b in BUDGETS[:6] for length in (b, b + 16)))
     repeats: int = 3
+    decode_repeats: int = 1
     held_out: tuple[tuple[int, int], ...] = ((3, 1000), (5, 3000))
     burst: int = 64
 
@@ -83,10 +86,10 @@ class Design:
                 )
         if len(set(self.prompts)) < 4:
             raise InputError(f"profile design: prompts is {self.prompts}; the fit needs four lengths or more")
-        if self.decode_tokens < LEAST_STEPS + 4 or self.repeats < 1:
+        if self.decode_tokens < LEAST_STEPS + 4 or min(self.repeats, self.decode_repeats) < 1:
             raise InputError(
                 f"profile design: decode_tokens={self.decode_tokens} must be at least {LEAST_STEPS + 4}, and"
-                f" repeats={self.repeats} at least 1"
+                f" repeats={self.repeats} and decode_repeats={self.decode_repeats} at least 1"
             )
 
     def within(self, max_tokens: int) -> Design:
@@ -210,6 +213,7 @@ async def measure(
     max_num_batched_tokens: int | None = None,
     seed: int = 0,
     limit_s: float = 900.0,
+    api_key: str | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Profile:
     """Profile the endpoint at `url`, which should have nothing else to do.
@@ -218,10 +222,11 @@ async def measure(
     max_num_batched_tokens   where it is known; else the fit chooses
     seed                     of the prompts: another one, other prompts, so that none is in the prefix cache
     limit_s                  InputError when it takes longer
+    api_key                  sent as a bearer token
     progress                 called with a line for each part
     """
     try:
-        async with asyncio.timeout(limit_s), session() as client:
+        async with asyncio.timeout(limit_s), session(api_key=api_key) as client:
             probe = _Probe(client, url.rstrip("/"), vocabulary, seed, progress or (lambda text: None))
             return await probe.profile(model, design, max_num_batched_tokens)
     except TimeoutError:
@@ -372,7 +377,8 @@ class _Probe:
         rows, variation = [], []
         for length in design.prompts:
             seconds = []
-            for _ in range(design.repeats):
+            # short prompts are cheap, and it is they that tell the API's share
+            while len(seconds) < design.repeats or (sum(seconds) < LEAST_S and len(seconds) < MOST_REPEATS):
                 answer = await self.call(length, 1)
                 seconds.append(answer.first_token_s - answer.sent_s)
                 _refuse_cached(answer)
@@ -392,10 +398,14 @@ class _Probe:
             for context in design.contexts:
                 # staggered prompts take steps of their own before all decode: give the first ones tokens enough
                 tokens = design.decode_tokens + 2 * together
-                answers = await asyncio.gather(*(self.call(context, tokens) for _ in range(together)))
-                window = decode_window(answers, context)
-                if window is None:
+                windows = []
+                for _ in range(design.decode_repeats):
+                    answers = await asyncio.gather(*(self.call(context, tokens) for _ in range(together)))
+                    if found := decode_window(answers, context):
+                        windows.append(found)
+                if not windows:
                     continue
+                window = sorted(windows, key=lambda w: w["seconds"] / w["steps"])[len(windows) // 2]
                 rows.append(dict(kind="decode", calls=0, length=context, together=together) | window)
                 self.say(
                     f"{together} calls of {context} tokens: {window['seconds'] / window['steps'] * 1e3:.2f} ms a step"

@@ -8,6 +8,7 @@ share. What comes back has the columns of a simulation's result, so that the two
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -138,7 +139,13 @@ class Replay:
 
 def replay(workload: Workload, urls: str | Sequence[str], **options: Any) -> Replay:
     """`play`, for callers without an event loop. Ctrl-C ends it and closes its connections, so that servers stop working."""
-    return asyncio.run(play(workload, urls, **options))
+    # collecting garbage among all that is imported would hold up calls for 100 ms
+    gc.collect()
+    gc.disable()
+    try:
+        return asyncio.run(play(workload, urls, **options))
+    finally:
+        gc.enable()
 
 
 async def play(
@@ -155,6 +162,7 @@ async def play(
     call_timeout_s: float = 600.0,
     limit_s: float = 3600.0,
     max_in_flight: int = 4096,
+    api_key: str | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Replay:
     """Play a workload that has arrivals.
@@ -168,6 +176,7 @@ async def play(
     prompts        None: `Prompts(workload)`
     call_timeout_s, limit_s, max_in_flight
                    a call fails after so long; the replay ends after so long, or with so many calls under way, and says so
+    api_key        sent as a bearer token
     progress       called with the number of calls that have ended
 
     A failed call ends its query: what waits for it is not sent.
@@ -191,6 +200,7 @@ async def play(
         workload, urls, model, placement, priority, headers, more, instance_of, prompts or Prompts(workload)
     )
     run.call_timeout_s, run.max_in_flight, run.progress = call_timeout_s, max_in_flight, progress
+    run.api_key = api_key
     return await run.play(limit_s)
 
 
@@ -218,7 +228,7 @@ class _Run:
     async def play(self, limit_s: float) -> Replay:
         self.over = asyncio.Event()
         self.zero = time.perf_counter() + LEAD_S
-        async with session() as self.client:
+        async with session(api_key=self.api_key) as self.client:
             try:
                 for call in np.flatnonzero(self.waits_for == 0):
                     self._release(int(call))
@@ -339,10 +349,11 @@ class _Run:
 
 
 def gateway_headers(
-    workload: Workload, run: str, base_slo_s: float | None = None
+    workload: Workload, run: str, base_slo_s: float | None = None, workflow: str | None = None
 ) -> Callable[[int], Mapping[str, str]]:
-    """For `play(headers=...)` against the gateway: says where each call belongs. `run` keeps queries of replays apart.
+    """For `play(headers=...)` against the gateway: says where each call belongs.
 
+    `run` keeps queries of replays apart; `workflow` names the one whose stages the gateway's cluster file tells.
     A query's SLO is `base_slo_s` times its scale; without it, the gateway's own holds. The call that ends its query is named
     where that is one call.
     """
@@ -357,6 +368,8 @@ def gateway_headers(
             gateway.STAGE: w.stage_names[w.stage[call]],
             gateway.TENANT: w.tenant_names[w.tenant[query]],
         }
+        if workflow is not None:
+            said[gateway.WORKFLOW] = workflow
         if base_slo_s is not None:
             said[gateway.SLO] = f"{base_slo_s * w.slo_scale[query]:.6g}"
         if ends[call]:

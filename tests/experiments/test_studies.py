@@ -14,7 +14,9 @@ from hexrepro.paths import conf_dir
 from hexrepro.report.metrics import jain_index, quantile
 
 EXPERIMENTS = {
-    f.stem: yaml.safe_load(f.read_text()) or {} for f in (conf_dir() / "experiment").glob("*.yaml")
+    f.stem: yaml.safe_load(f.read_text()) or {}
+    for f in (conf_dir() / "experiment").glob("*.yaml")
+    if not f.stem.startswith("validation")  # these want servers: test_validation.py
 }
 SHRUNK = (
     "seeds=2", "profile=[silicon]", "workload.n_queries=4", "workload.rate_qps=1", "selection.alphas=3", "selection.seeds=2",

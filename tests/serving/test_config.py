@@ -72,6 +72,10 @@ def test_a_profile_file_of_ones_own_is_found_beside_the_cluster_file(tmp_path) -
     assert serving.models == ("tiny",)
 
 
+def _planned(remaining) -> dict:
+    return {"w": {"stages": {"s": {"input_tokens": 5, "output_tokens": 5}}, "remaining": remaining}}
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -88,6 +92,12 @@ def test_a_profile_file_of_ones_own_is_found_beside_the_cluster_file(tmp_path) -
         ({"tenants": [{"nam": "x"}]}, r"tenants\[0\]"),
         ({"tenants": [{"name": "x"}, {"name": "x"}]}, "equal names"),
         ({"workflows": {"w": {"stages": {"s": {"input_tokens": 5}}}}}, "w.stages.s: output_tokens is None"),
+        ({"workflows": _planned({"s": {"t": 1.0}})}, "w.remaining must map stages to lists"),
+        ({"workflows": _planned({"s": [{"t": 1.0}]})}, r"w.remaining.s\[0\]: stage 't' is not among"),
+        (
+            {"workflows": _planned({"s": [{}, {"s": -1}]})},
+            r"w.remaining.s\[1\]: s is -1; it must be a number",
+        ),
         ({"shape": 3}, "shape"),
     ],
 )

@@ -11,11 +11,15 @@ from hexrepro.serving.fidelity import (
     OLDEST_QUERY,
     call_overhead_s,
     compare_runs,
+    drawn_lateness,
     replay_and_simulate,
     shortened,
+    simulate_measured,
+    simulate_placed,
     with_overhead,
 )
 from hexrepro.serving.replay import Replay
+from hexrepro.workload import arrival_times, generate
 from tests.serving.paced_stub import PacedStub
 from tests.strategies import make_instance, make_workload
 
@@ -156,6 +160,43 @@ def test_placement_by_query():
     assert np.array_equal(simulated.instance, measured.instance)
     assert check.queries["simulated_s"][1::2].min() > 2 * check.queries["simulated_s"][::2].max()
     assert check.queries["measured_s"][1::2].min() > 1.3 * check.queries["measured_s"][::2].max()
+
+
+@pytest.mark.parametrize("policy", ["vllm", "hexgen_flow"])
+def test_placed_where_it_was_it_is_the_same_simulation(policy):
+    workload = shortened(generate("tiny", seed=2), 8, 4)
+    workload = workload.with_arrivals(arrival_times("poisson", workload.n_queries, 6.0, seed=1))
+    instances = [
+        make_instance(name, (base, 1e-5, 0, 1e-4, 0), 4096, max_num_seqs=2)
+        for name, base in (("fast", 0.008), ("slow", 0.024))
+    ]
+    free = simulate_measured(workload, instances, 0.002, policy, base_slo=3.0)
+    placed = simulate_placed(workload, instances, 0.002, policy, free.instance, base_slo=3.0)
+    assert np.array_equal(placed.call_finish_s, free.call_finish_s)
+    assert np.array_equal(placed.budget_s, free.budget_s)
+    other = simulate_placed(workload, instances, 0.002, policy, 1 - free.instance, base_slo=3.0)
+    assert np.array_equal(other.instance, 1 - free.instance)
+    unknown = simulate_placed(workload, instances, 0.002, policy, np.full(workload.n_calls, -1), base_slo=3.0)
+    assert np.isfinite(unknown.finish_s).all()
+
+
+def test_the_scheduler_knows_the_most_that_a_call_may_have():
+    """Two queries of one stage, medians of 20 tokens; that of 10 tokens is believed to have no more."""
+    calls = [dict(input_tokens=10, output_tokens=n) for n in (10, 20, 30)]
+    workload = make_workload([dict(arrival_s=float(i), calls=[c]) for i, c in enumerate(calls)])
+    run = simulate_measured(
+        workload, [make_instance("one", (0.01, 0, 0, 0, 0), 64)], 0.0, "vllm", base_slo=1.0
+    )
+    assert run.estimate_s == pytest.approx([0.10, 0.20, 0.20])
+
+
+def test_lateness_is_drawn_from_the_calls_own():
+    late_s = np.array([[0.0, 1.0, 2.0], [0.5, 1.5, 2.5]])
+    drawn_s = drawn_lateness(late_s, 200, seed=3)
+    assert drawn_s.shape == (200, 3)
+    for call in range(3):
+        assert set(drawn_s[:, call]) == set(late_s[:, call])
+    assert np.array_equal(drawn_s, drawn_lateness(late_s, 200, seed=3))
 
 
 def test_refuses_a_policy_that_plain_servers_cannot_follow():
