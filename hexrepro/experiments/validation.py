@@ -1,9 +1,9 @@
 """The simulator held against real servers: launched here, or the user's.
 
 For each set of servers: profile them through their API; choose rates and alphas with what was fitted; replay a trace under each
-policy through a gateway of its own, at each load, several times; simulate the same; compare (`validation_report.py` says how).
-Everything that is measured is kept (`validation_lab.py`), so an interrupted run goes on where it was, and a finished one is
-compared anew without a server.
+policy through a gateway of its own, at each load, several times; simulate the same; compare. How it is measured and kept is in
+`hexrepro/validation/lab.py`, what is compared and why in `report.py` beside it. An interrupted run goes on where it was, and a
+finished one is compared anew without a server.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ from itertools import product
 import numpy as np
 
 from hexrepro.errors import InputError
-from hexrepro.experiments import Job, outputs, tidy, validation_report, validation_tables
+from hexrepro.experiments import Job, outputs, tidy
 from hexrepro.experiments.compare import policies_of
 from hexrepro.experiments.printed import Printed
 from hexrepro.experiments.settings import Settings, read_settings
-from hexrepro.experiments.validation_config import Case, Options, cases_of, flag, options_of
-from hexrepro.experiments.validation_lab import DIRECT, PROFILE, Lab
-from hexrepro.experiments.validation_model import loads_of, simulated, simulations
-from hexrepro.experiments.validation_report import Compared
 from hexrepro.scheduling import Policy
-from hexrepro.serving.launch import vllm_python
+from hexrepro.validation import report, tables
+from hexrepro.validation.config import Case, Options, cases_of, flag, options_of
+from hexrepro.validation.lab import DIRECT, PROFILE, Lab
+from hexrepro.validation.launch import vllm_python
+from hexrepro.validation.model import loads_of, simulated, simulations
+from hexrepro.validation.report import Compared
 
 
 def run(job: Job) -> None:
@@ -57,10 +58,10 @@ def run(job: Job) -> None:
             shutil.rmtree(case.folder, ignore_errors=True)
         compared = _measure(case, settings, options, policies)
         found += compared
-        rows = validation_report.summary(compared, case.bars, settings.confidence)
+        rows = report.summary(compared, case.bars, settings.confidence)
         for load in options.loads:
             of = [c for c in compared if c.load == load]
-            printed.add(validation_tables.table(of, rows[rows["load"] == load], settings.confidence))
+            printed.add(tables.table(of, rows[rows["load"] == load], settings.confidence))
     _write(job, cases, found, settings.confidence, printed)
     printed.results(job.run_dir)
 
@@ -148,22 +149,20 @@ def _write(
     from hexrepro.report import agreement, style
 
     of = {case.fleet.name: [c for c in found if c.setting == case.fleet.name] for case in cases}
-    summary = pd.concat(
-        [validation_report.summary(of[case.fleet.name], case.bars, confidence) for case in cases]
-    )
-    pairs = pd.concat([validation_report.ranks(group, confidence) for group in of.values()])
-    queries = validation_report.queries(found)
+    summary = pd.concat([report.summary(of[case.fleet.name], case.bars, confidence) for case in cases])
+    pairs = pd.concat([report.ranks(group, confidence) for group in of.values()])
+    queries = report.queries(found)
     if len(pairs):
-        printed.add(validation_tables.rank_table(pairs))
-    if (bars := validation_tables.bar_table(summary)) is not None:
+        printed.add(tables.rank_table(pairs))
+    if (bars := tables.bar_table(summary)) is not None:
         printed.add(bars)
     with outputs.all_or_nothing(job.run_dir) as part:
         tidy.write(part / "summary.csv", summary)
         tidy.write(part / "ranks.csv", pairs)
-        tidy.write(part / "spread.csv", validation_report.spread(found))
+        tidy.write(part / "spread.csv", report.spread(found))
         tidy.write(part / "queries.csv", queries)
-        tidy.write(part / "replays.csv", validation_report.replays(found))
-        validation_report.calls(found).to_parquet(part / "calls.parquet", index=False)
+        tidy.write(part / "replays.csv", report.replays(found))
+        report.calls(found).to_parquet(part / "calls.parquet", index=False)
         for case in cases:
             name = case.fleet.name
             shutil.copyfile(case.folder / PROFILE, part / f"profile_{name}.yaml")

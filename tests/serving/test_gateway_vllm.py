@@ -18,8 +18,8 @@ from hexrepro.errors import InputError
 from hexrepro.serving import headers as names
 from hexrepro.serving.config import Serving
 from hexrepro.serving.gateway import Gateway
-from hexrepro.serving.launch import PYTHON_VARIABLE, ServerSpec, launch, vllm_python
 from hexrepro.serving.upstream import Timeouts
+from hexrepro.validation.launch import PYTHON_VARIABLE, ServerSpec, launch, vllm_python
 from tests.serving.scripted import QUICK, client, in_loop, settled
 
 pytestmark = pytest.mark.vllm

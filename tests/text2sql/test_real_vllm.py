@@ -18,13 +18,13 @@ from hexrepro.errors import InputError
 from hexrepro.serving.call_log import CallLog
 from hexrepro.serving.config import Serving
 from hexrepro.serving.gateway import Gateway
-from hexrepro.serving.launch import PYTHON_VARIABLE, ServerSpec, launch, vllm_python
-from hexrepro.serving.tiny_model import TinyModel
 from hexrepro.serving.upstream import Timeouts
 from hexrepro.text2sql.agent import Options, answer
 from hexrepro.text2sql.database import Database
 from hexrepro.text2sql.model import Model
 from hexrepro.text2sql.railway import make_railway
+from hexrepro.validation.launch import PYTHON_VARIABLE, ServerSpec, launch, vllm_python
+from hexrepro.validation.tiny_model import TinyModel
 from tests.serving.scripted import QUICK, in_loop, settled
 
 pytestmark = pytest.mark.vllm

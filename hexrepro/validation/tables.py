@@ -1,4 +1,4 @@
-"""What a validation prints; `validation_report.py` has the numbers and says what they mean."""
+"""What a validation prints; `report.py` has the numbers and says what they mean."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import pandas as pd
 from rich import box
 from rich.table import Table
 
-from hexrepro.experiments import validation_report
-from hexrepro.experiments.validation_lab import DIRECT
-from hexrepro.experiments.validation_report import Compared
+from hexrepro.validation import report
+from hexrepro.validation.lab import DIRECT
+from hexrepro.validation.report import Compared
 
 
 def table(compared: Sequence[Compared], rows: pd.DataFrame, confidence: float) -> Table:
     """One load of one setting; `rows` are those of `summary`."""
     setting, load = compared[0].setting, compared[0].load
-    runs = validation_report.replays(compared)
-    apart = validation_report.spread(compared).set_index(["policy", "of"])
+    runs = report.replays(compared)
+    apart = report.spread(compared).set_index(["policy", "of"])
     said = (
         f"{setting}, {load}: {runs['asked_qps'].mean():.3g} queries/s asked, {runs['realised_qps'].min():.3g} to"
         f" {runs['realised_qps'].max():.3g} realised; calls sent {1e3 * runs['late_p50_s'].median():.1f} ms late (P50),"

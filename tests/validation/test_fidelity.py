@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hexrepro.errors import InputError
-from hexrepro.serving.fidelity import (
+from hexrepro.validation.fidelity import (
     BY_QUERY,
     OLDEST_QUERY,
     call_overhead_s,
@@ -18,10 +18,10 @@ from hexrepro.serving.fidelity import (
     simulate_placed,
     with_overhead,
 )
-from hexrepro.serving.replay import Replay
+from hexrepro.validation.replay import Replay
 from hexrepro.workload import arrival_times, generate
-from tests.serving.paced_stub import PacedStub
 from tests.strategies import make_instance, make_workload
+from tests.validation.paced_stub import PacedStub
 
 
 def run(workload, release, first, end, late=0.0, cached=0):

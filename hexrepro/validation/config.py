@@ -20,11 +20,11 @@ from hexrepro.experiments.cache import fingerprint
 from hexrepro.experiments.explain import suggest
 from hexrepro.experiments.inputs import load_trace
 from hexrepro.experiments.settings import Settings, number, section, whole
-from hexrepro.experiments.validation_lab import PROFILE, Fleet, names_of, profiled
-from hexrepro.serving.fidelity import shortened
-from hexrepro.serving.launch import ServerSpec
-from hexrepro.serving.profile_endpoint import Design
-from hexrepro.serving.tiny_model import TinyModel
+from hexrepro.validation.fidelity import shortened
+from hexrepro.validation.lab import PROFILE, Fleet, names_of, profiled
+from hexrepro.validation.launch import ServerSpec
+from hexrepro.validation.profile_endpoint import Design
+from hexrepro.validation.tiny_model import TinyModel
 from hexrepro.workload import Workload, generate
 
 LONGEST = 8192  # tokens of a call that launched servers take

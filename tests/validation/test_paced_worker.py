@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 from hexrepro.cluster.latency import LatencyModel
-from hexrepro.serving import paced_worker
-from hexrepro.serving.paced_worker import Batch, Pace, read_pace
+from hexrepro.validation import paced_worker
+from hexrepro.validation.paced_worker import Batch, Pace, read_pace
 
 COEFFICIENTS = (0.01, 1e-4, 1e-7, 1e-3, 1e-6)
 

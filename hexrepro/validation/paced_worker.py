@@ -1,6 +1,6 @@
 """A vLLM worker that takes a modelled time for each engine step instead of computing it.
 
-    python -m vllm.entrypoints.openai.api_server --worker-cls hexrepro.serving.paced_worker.PacedWorker ...
+    python -m vllm.entrypoints.openai.api_server --worker-cls hexrepro.validation.paced_worker.PacedWorker ...
 
 All else of the server is vLLM's own: API, scheduler, batching, KV blocks, prefix cache, priorities, preemption, metrics. So a
 laptop can stand in for a cluster of GPUs of different speed. The step time is that of `hexrepro.cluster.latency`:

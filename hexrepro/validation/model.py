@@ -10,19 +10,19 @@ import numpy as np
 
 from hexrepro.cluster.types import Cluster
 from hexrepro.experiments.settings import Settings
-from hexrepro.experiments.validation_config import Case, Options
-from hexrepro.experiments.validation_lab import DIRECT
 from hexrepro.report.metrics import quantile
 from hexrepro.scheduling import Policy
-from hexrepro.serving.fidelity import (
+from hexrepro.simulator import EngineOptions, Result, simulate_grid
+from hexrepro.validation.config import Case, Options
+from hexrepro.validation.fidelity import (
     BY_QUERY,
     call_overhead_s,
     drawn_lateness,
     simulate_measured,
     simulate_placed,
 )
-from hexrepro.serving.replay import Replay
-from hexrepro.simulator import EngineOptions, Result, simulate_grid
+from hexrepro.validation.lab import DIRECT
+from hexrepro.validation.replay import Replay
 from hexrepro.workload import Workload, arrival_times
 
 FIXED = replace(BY_QUERY, name=DIRECT)

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from hexrepro.errors import InputError
-from hexrepro.serving.tiny_model import TinyModel, write_tiny_model
+from hexrepro.validation.tiny_model import TinyModel, write_tiny_model
 
 
 def test_files_hold_the_chosen_size(tmp_path):

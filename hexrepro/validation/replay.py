@@ -19,10 +19,10 @@ import pandas as pd
 
 from hexrepro.errors import InputError
 from hexrepro.serving import headers as gateway
-from hexrepro.serving.completion_stream import CallFailed, Streamed, body, session, stream
-from hexrepro.serving.tiny_model import FIRST_WORD, TinyModel
 from hexrepro.simulator.engine import PREFIX_CACHING
 from hexrepro.simulator.results import Result
+from hexrepro.validation.completion_stream import CallFailed, Streamed, body, session, stream
+from hexrepro.validation.tiny_model import FIRST_WORD, TinyModel
 from hexrepro.workload.types import Workload
 
 LEAD_S = 0.2  # from the start of a replay to its time 0: connections are made, nothing is late at once

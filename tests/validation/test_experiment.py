@@ -15,17 +15,17 @@ import yaml
 from hexrepro.cli import main
 from hexrepro.cluster.types import Cluster
 from hexrepro.errors import InputError
-from hexrepro.experiments.others_cpu import OthersCpu
-from hexrepro.experiments.validation_lab import DIRECT, About, beliefs_of, names_of
-from hexrepro.experiments.validation_report import Compared, queries, ranks, replays, spread, summary
 from hexrepro.scheduling.views import instance_views
 from hexrepro.serving.config import read_cluster
-from hexrepro.serving.launch import PYTHON_VARIABLE, vllm_python
 from hexrepro.serving.learning import Beliefs
-from hexrepro.serving.replay import Replay
+from hexrepro.validation.lab import DIRECT, About, beliefs_of, names_of
+from hexrepro.validation.launch import PYTHON_VARIABLE, vllm_python
+from hexrepro.validation.others_cpu import OthersCpu
+from hexrepro.validation.replay import Replay
+from hexrepro.validation.report import Compared, queries, ranks, replays, spread, summary
 from hexrepro.workload import generate
-from tests.serving.paced_stub import PacedStub
 from tests.strategies import make_instance, make_workload
+from tests.validation.paced_stub import PacedStub
 
 # ---- the statistics ----------------------------------------------------------------------------------------
 

@@ -20,8 +20,8 @@ import pytest
 
 from hexrepro.cluster.latency import LatencyModel
 from hexrepro.errors import InputError
-from hexrepro.serving.launch import ServerSpec, launch, vllm_python
-from hexrepro.serving.tiny_model import TinyModel
+from hexrepro.validation.launch import ServerSpec, launch, vllm_python
+from hexrepro.validation.tiny_model import TinyModel
 
 PYTHON = """#!{python}
 import http.server, json, os, signal, subprocess, sys, time
@@ -109,7 +109,7 @@ def test_ends_them_on_an_error_in_the_block(tmp_path, python):
 
 
 def test_kills_what_does_not_go(tmp_path, python, monkeypatch):
-    monkeypatch.setattr("hexrepro.serving.launch.STOP_S", 0.3)
+    monkeypatch.setattr("hexrepro.validation.launch.STOP_S", 0.3)
     with launch([ServerSpec("a", "stubborn")], tmp_path, python=python) as servers:
         told = asked(servers[0].url)
     assert is_gone(told["pid"], told["child"])
@@ -131,7 +131,7 @@ def test_a_signal_ends_them_first(tmp_path, python, number):
     """Ctrl-C and SIGTERM to the program that launched."""
     code = (
         "import sys, time\n"
-        "from hexrepro.serving.launch import ServerSpec, launch\n"
+        "from hexrepro.validation.launch import ServerSpec, launch\n"
         f"with launch([ServerSpec('a', 'one')], {str(tmp_path / 'run')!r}, python={python!r}) as servers:\n"
         "    print(servers[0].url, flush=True)\n"
         "    time.sleep(600)\n"
@@ -192,7 +192,7 @@ def test_what_a_paced_server_is_given(tmp_path, python, monkeypatch):
         told = asked(servers[0].url)
     argv, env = told["argv"], told["env"]
     value = dict(itertools.pairwise(argv))
-    assert value["--worker-cls"] == "hexrepro.serving.paced_worker.PacedWorker"
+    assert value["--worker-cls"] == "hexrepro.validation.paced_worker.PacedWorker"
     assert Path(value["--model"], "config.json").is_file()
     # 100 blocks and the null block, of 32 tokens, of 2 layers * key and value * 32 numbers * 4 bytes
     assert int(value["--kv-cache-memory-bytes"]) == 101 * 32 * 2 * 2 * 32 * 4

@@ -9,8 +9,8 @@ import pytest
 from hexrepro.cluster import load_cluster
 from hexrepro.cluster.latency import LatencyModel, fit_calls
 from hexrepro.errors import InputError
-from hexrepro.serving.completion_stream import Streamed
-from hexrepro.serving.profile_endpoint import (
+from hexrepro.validation.completion_stream import Streamed
+from hexrepro.validation.profile_endpoint import (
     Design,
     _fit,
     decode_window,
@@ -18,8 +18,8 @@ from hexrepro.serving.profile_endpoint import (
     read_metrics,
     write_profiles,
 )
-from tests.serving.paced_stub import PacedStub
 from tests.strategies import make_workload
+from tests.validation.paced_stub import PacedStub
 
 TRUTH = dict(base_s=0.008, prefill_token_s=4e-5, prefill_context_s=8e-9, sequence_s=8e-4, kv_token_s=6e-7)
 DESIGN = Design(

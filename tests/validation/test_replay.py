@@ -11,10 +11,10 @@ import pytest
 
 from hexrepro.errors import InputError
 from hexrepro.serving import headers as gateway
-from hexrepro.serving.completion_stream import Streamed
-from hexrepro.serving.replay import Prompts, call_frame, gateway_headers, gateway_instance, play, replay
-from tests.serving.paced_stub import PacedStub
+from hexrepro.validation.completion_stream import Streamed
+from hexrepro.validation.replay import Prompts, call_frame, gateway_headers, gateway_instance, play, replay
 from tests.strategies import make_workload
+from tests.validation.paced_stub import PacedStub
 
 
 def call(input_tokens=20, output_tokens=3, **more):

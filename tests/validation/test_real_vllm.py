@@ -18,12 +18,12 @@ import pytest
 from hexrepro.cluster.latency import LatencyModel
 from hexrepro.cluster.types import Cluster
 from hexrepro.errors import InputError
-from hexrepro.serving.fidelity import OLDEST_QUERY, replay_and_simulate, shortened
-from hexrepro.serving.launch import PYTHON_VARIABLE, ServerSpec, launch, vllm_python
-from hexrepro.serving.profile_endpoint import Design, profile_endpoint
-from hexrepro.serving.replay import Prompts, replay
-from hexrepro.serving.tiny_model import TinyModel
 from hexrepro.simulator import simulate
+from hexrepro.validation.fidelity import OLDEST_QUERY, replay_and_simulate, shortened
+from hexrepro.validation.launch import PYTHON_VARIABLE, ServerSpec, launch, vllm_python
+from hexrepro.validation.profile_endpoint import Design, profile_endpoint
+from hexrepro.validation.replay import Prompts, replay
+from hexrepro.validation.tiny_model import TinyModel
 from hexrepro.workload import arrival_times, generate
 from tests.strategies import make_workload
 

@@ -30,11 +30,11 @@ import pandas as pd
 from scipy import stats
 
 from hexrepro.errors import InputError
-from hexrepro.experiments.validation_lab import DIRECT, About
 from hexrepro.report.metrics import quantile, throughput_qps
-from hexrepro.serving.fidelity import compare_runs
-from hexrepro.serving.replay import Replay
 from hexrepro.simulator import Result
+from hexrepro.validation.fidelity import compare_runs
+from hexrepro.validation.lab import DIRECT, About
+from hexrepro.validation.replay import Replay
 from hexrepro.workload.types import Workload
 
 RANKED = ("query_mean_s", "query_p95_s", "throughput_qps")

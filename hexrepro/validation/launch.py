@@ -32,8 +32,8 @@ from pathlib import Path
 from hexrepro.cluster.latency import LatencyModel
 from hexrepro.cluster.types import InstanceSpec
 from hexrepro.errors import InputError
-from hexrepro.serving.paced_worker import VARIABLE
-from hexrepro.serving.tiny_model import TinyModel, write_tiny_model
+from hexrepro.validation.paced_worker import VARIABLE
+from hexrepro.validation.tiny_model import TinyModel, write_tiny_model
 
 PYTHON_VARIABLE = "HEXREPRO_VLLM_PYTHON"
 SCHEDULING = ("fcfs", "priority")
@@ -138,7 +138,7 @@ class ServerSpec:
         if self.longest is not None:
             words += ["--max-model-len", str(self.longest)]
         if self.pace is not None:
-            words += ["--worker-cls", "hexrepro.serving.paced_worker.PacedWorker"]
+            words += ["--worker-cls", "hexrepro.validation.paced_worker.PacedWorker"]
         words += self.arguments
         if self.cores:
             words = ["taskset", "-c", ",".join(map(str, self.cores)), *words]
@@ -236,12 +236,12 @@ def vllm_python() -> str:
 
 
 def _importable(directory: Path) -> Path:
-    """A folder from which vLLM's Python imports `hexrepro.serving.paced_worker`, and nothing else of ours.
+    """A folder from which vLLM's Python imports `hexrepro.validation.paced_worker`, and nothing else of ours.
 
     The package as a whole would bring its neighbours in site-packages into vLLM's environment, which pins other versions.
     """
     root = directory / "python"
-    package = root / "hexrepro" / "serving"
+    package = root / "hexrepro" / "validation"
     try:
         package.mkdir(parents=True, exist_ok=True)
         for folder in (package.parent, package):

@@ -30,21 +30,21 @@ import yaml
 from hexrepro.cluster.profiles import load_cluster
 from hexrepro.cluster.types import Cluster
 from hexrepro.errors import InputError
-from hexrepro.experiments.others_cpu import OthersCpu
 from hexrepro.scheduling import Policy
 from hexrepro.scheduling.views import instance_views
-from hexrepro.serving.completion_stream import body, session, stream
-from hexrepro.serving.launch import ServerSpec, launch, terminable
 from hexrepro.serving.learning import Beliefs
-from hexrepro.serving.profile_endpoint import Design, profile_endpoint, write_profiles
-from hexrepro.serving.replay import (
+from hexrepro.validation.completion_stream import body, session, stream
+from hexrepro.validation.launch import ServerSpec, launch, terminable
+from hexrepro.validation.others_cpu import OthersCpu
+from hexrepro.validation.profile_endpoint import Design, profile_endpoint, write_profiles
+from hexrepro.validation.replay import (
     Prompts,
     Replay,
     gateway_headers,
     gateway_instance,
     replay,
 )
-from hexrepro.serving.tiny_model import FIRST_WORD
+from hexrepro.validation.tiny_model import FIRST_WORD
 from hexrepro.workload.types import Workload
 
 PROFILE = "profile.yaml"

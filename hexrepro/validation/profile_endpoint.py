@@ -33,8 +33,8 @@ import yaml
 from hexrepro.cluster.latency import CallFit, FitErrors, LatencyModel, fit_calls, fit_errors
 from hexrepro.cluster.types import InstanceSpec
 from hexrepro.errors import InputError
-from hexrepro.serving.completion_stream import CallFailed, Streamed, body, session, stream
-from hexrepro.serving.tiny_model import FIRST_WORD, TinyModel
+from hexrepro.validation.completion_stream import CallFailed, Streamed, body, session, stream
+from hexrepro.validation.tiny_model import FIRST_WORD, TinyModel
 from hexrepro.workload.types import Workload
 
 BUDGETS = (
