@@ -100,6 +100,7 @@ def _measure(case: Case, settings: Settings, options: Options, policies: Sequenc
     """Replay everything, repeat by repeat, so that a machine that drifts does so for all policies alike; then simulate."""
     kept: dict[tuple[str, str], list] = {}
     with Lab(case.fleet, case.folder, case.shared, options.queue_mode, _say) as lab:
+        slowdown = lab.core_slowdown()  # before there are servers
         lab.profile()
         cluster, api_s = lab.cluster(), lab.api_s
         loads = loads_of(case, cluster, settings, options, policies)
@@ -130,6 +131,7 @@ def _measure(case: Case, settings: Settings, options: Options, policies: Sequenc
                     workload=load.workload,
                     replays=replays,
                     about=about,
+                    core_slowdown=slowdown,
                     **simulations(case, load, cluster, policy, replays, api_s, added_s, options),
                 )
             )

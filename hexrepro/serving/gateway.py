@@ -154,10 +154,20 @@ class Gateway:
 
     def _warm_up(self) -> None:
         """Compile or load what the first call would wait for."""
-        c = self.serving
-        trial = Coordinator(c.cluster, self.coordinator.policy, self.settings.coordinator, beliefs=c.beliefs)
-        placement = trial.call_arrived(None, "call", 10, 0.0)
-        trial.finished(placement.call, 1.0, 1)
+        c, policy = self.serving, self.coordinator.policy
+        tuner = None
+        if self.coordinator.tuner_log is not None:
+            from hexrepro.tuning.online import OnlineTuner
+
+            tuner = OnlineTuner(policy, c.cluster)
+            log.info("preparing the tuner (half a minute at the very first start)")
+        trial = Coordinator(c.cluster, policy, self.settings.coordinator, beliefs=c.beliefs, tuner=tuner)
+        for second in range(3):
+            placement = trial.call_arrived(None, "call", 10, float(second))
+            trial.finished(placement.call, second + 0.5, 2)
+        if tuner is not None:
+            trial.tuner_log.catch_up(3.0)
+            tuner.decide(3.0)
 
     async def _tick(self) -> None:
         """What time brings: idle queries and connections end, the log is written, the tuner looks at the recent past."""

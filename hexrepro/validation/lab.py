@@ -5,6 +5,7 @@ A `Lab` starts its servers only when something is to be measured that is not the
     profile.yaml                  the step times fitted through the API, one entry a server
     profile_SERVER.csv            what was measured of a server, and what its fit says
     gateway_s.json                what the gateway added to some calls, in seconds
+    cores.json                    how much servers that compute slow each other down by sharing a core
     POLICY_LOAD_REPEAT.npz        one replay
     servers/, gateway.log         what servers and gateway printed
 """
@@ -33,6 +34,7 @@ from hexrepro.errors import InputError
 from hexrepro.scheduling import Policy
 from hexrepro.scheduling.views import instance_views
 from hexrepro.serving.learning import Beliefs
+from hexrepro.validation import core_sharing
 from hexrepro.validation.completion_stream import body, session, stream
 from hexrepro.validation.launch import ServerSpec, launch, terminable
 from hexrepro.validation.others_cpu import OthersCpu
@@ -122,6 +124,17 @@ class Lab:
             else:
                 self._urls = list(self.fleet.urls)
         return self._urls
+
+    def core_slowdown(self) -> float | None:
+        """How many times as long work takes on a server's core while the other servers' cores work too; None where servers have
+        no cores of their own, or sleep."""
+        cores = [core for spec in self.fleet.specs if spec.pace is None for core in spec.cores]
+        if len(cores) < 2:
+            return None
+        file = self.folder / "cores.json"
+        if not file.exists():
+            file.write_text(json.dumps(core_sharing.slowdown(cores)))
+        return float(json.loads(file.read_text()))
 
     # ---- the profile ---------------------------------------------------------------------------------------
 

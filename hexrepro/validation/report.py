@@ -61,6 +61,7 @@ class Compared:
     drawn_s: np.ndarray
     placed: Sequence[Result]
     placed_s: np.ndarray
+    core_slowdown: float | None = None  # see `core_sharing.py`
 
     @property
     def labels(self) -> dict:
@@ -312,7 +313,7 @@ def calls(compared: Sequence[Compared]) -> pd.DataFrame:
 
 
 def replays(compared: Sequence[Compared]) -> pd.DataFrame:
-    """One row a replay: when it was, the load generator's rate and lateness, what failed."""
+    """One row a replay: when it was, the load generator's rate and lateness, what failed, how the servers share cores."""
     rows = []
     for of in compared:
         for repeat, (run, about) in enumerate(zip(of.replays, of.about, strict=True)):
@@ -330,6 +331,7 @@ def replays(compared: Sequence[Compared]) -> pd.DataFrame:
                     "failed_calls": len(run.errors),
                     "unfinished_queries": int((~np.isfinite(run.finish_s)).sum()),
                     "stopped": run.stopped,
+                    "core_slowdown": of.core_slowdown,
                 }
             )
     return pd.DataFrame(rows)

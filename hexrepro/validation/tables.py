@@ -26,6 +26,11 @@ def table(compared: Sequence[Compared], rows: pd.DataFrame, confidence: float) -
     )
     if (others := runs["others_cores"].max()) > 0.1:
         said += f"\nDISTURBED: other programs kept up to {others:.1f} cores busy, {runs['others_cores'].mean():.1f} on average"
+    if (slowdown := compared[0].core_slowdown) is not None and slowdown > 1.1:
+        said += (
+            f"\nSHARED CORES: work on a server's core takes {slowdown:.2f} times as long while the others' work too;"
+            " the profile, made one by one, knows nothing of it"
+        )
     if failed := int(runs["failed_calls"].sum()):
         said += f"; {failed} calls failed"
     out = _table(
