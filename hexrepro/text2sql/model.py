@@ -7,19 +7,22 @@ OpenAI-compatible server will do; what is not the gateway ignores the headers.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
 import openai
 
 from hexrepro.errors import InputError
 from hexrepro.serving import headers as names
 from hexrepro.serving.call_log import CallLog, CallRecord
 from hexrepro.text2sql.prompts import SYSTEM
+
+# the HTTP library that this release of openai uses: httpx, or httpx2
+httpx = importlib.import_module(openai.DefaultAsyncHttpxClient.__mro__[1].__module__.partition(".")[0])
 
 WORKFLOW = "chess"  # the stages are those of data/workloads/workflows/chess.yaml
 _PASSING = (408, 409, 429)  # these and 5xx may be over at the next call; other 4xx will not
