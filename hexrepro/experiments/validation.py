@@ -15,6 +15,7 @@ from contextlib import suppress
 from itertools import product
 
 import numpy as np
+import pandas as pd
 
 from hexrepro.errors import InputError
 from hexrepro.experiments import Job, outputs, tidy
@@ -53,16 +54,18 @@ def run(job: Job) -> None:
             vllm_python()  # a Python without vLLM shows here, not after the first setting
     printed = Printed()
     found: list[Compared] = []
+    summaries: list[pd.DataFrame] = []
     for case in cases:
         if flag(job.cfg, "fresh"):
             shutil.rmtree(case.folder, ignore_errors=True)
         compared = _measure(case, settings, options, policies)
         found += compared
         rows = report.summary(compared, case.bars, settings.confidence)
+        summaries.append(rows)
         for load in options.loads:
             of = [c for c in compared if c.load == load]
             printed.add(tables.table(of, rows[rows["load"] == load], settings.confidence))
-    _write(job, cases, found, settings.confidence, printed)
+    _write(job, cases, found, summaries, settings.confidence, printed)
     printed.results(job.run_dir)
 
 
@@ -143,15 +146,18 @@ def _say(text: str) -> None:
 
 
 def _write(
-    job: Job, cases: Sequence[Case], found: Sequence[Compared], confidence: float, printed: Printed
+    job: Job,
+    cases: Sequence[Case],
+    found: Sequence[Compared],
+    summaries: Sequence[pd.DataFrame],
+    confidence: float,
+    printed: Printed,
 ) -> None:
     """The run directory's files, and the tables over all settings."""
-    import pandas as pd
-
     from hexrepro.report import agreement, style
 
     of = {case.fleet.name: [c for c in found if c.setting == case.fleet.name] for case in cases}
-    summary = pd.concat([report.summary(of[case.fleet.name], case.bars, confidence) for case in cases])
+    summary = pd.concat(summaries)
     pairs = pd.concat([report.ranks(group, confidence) for group in of.values()])
     queries = report.queries(found)
     if len(pairs):

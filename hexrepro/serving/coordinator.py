@@ -22,9 +22,8 @@ from hexrepro.scheduling.views import SPEEDS, believe, instance_views
 from hexrepro.serving.decision import NOBODY, OUTSIDE, address, decide, scratch
 from hexrepro.serving.learning import Beliefs, Plan, Stage, Stages
 
-if (
-    TYPE_CHECKING
-):  # it brings in SciPy's statistics: a second that a gateway without a tuner need not wait for
+# for checking only: it brings in SciPy's statistics, a second that a gateway without a tuner need not wait for
+if TYPE_CHECKING:
     from hexrepro.tuning.online import OnlineTuner
 
 
@@ -221,10 +220,6 @@ class Coordinator:
     @property
     def queries_under_way(self) -> int:
         return len(self._open)
-
-    def input_tokens(self, number: int) -> int:
-        """Prompt length of a call under way."""
-        return self._calls[number].input_tokens
 
     def waiting(self) -> int:
         """Calls that wait, at all instances together."""
