@@ -140,7 +140,7 @@ def simulate_grid(
     Runs are computed in slices, each one call into compiled code that releases the GIL.
     """
     policy = load_policy(policy)
-    arrivals_s = np.ascontiguousarray(arrivals_s, np.float64)
+    arrivals_s = writable(arrivals_s)
     if arrivals_s.ndim != 2 or arrivals_s.shape[1] != workload.n_queries or len(arrivals_s) == 0:
         raise InputError(
             f"arrivals_s has shape {arrivals_s.shape}, but must be [runs, {workload.n_queries} queries]"
@@ -154,7 +154,7 @@ def simulate_grid(
         raise InputError(f"seeds must be {runs} integers, got shape {seeds.shape} of {seeds.dtype}")
     if dispatch_params is None:
         dispatch_params = np.tile(policy.dispatch_vector, (runs, 1))
-    dispatch_params = np.ascontiguousarray(dispatch_params, np.float64)
+    dispatch_params = writable(dispatch_params)
     if dispatch_params.shape != (runs, len(policy.dispatch_vector)) or not np.isfinite(dispatch_params).all():
         raise InputError(
             f"dispatch_params has shape {dispatch_params.shape}, but must be finite numbers"
@@ -178,7 +178,7 @@ def simulate_grid(
         status, where = _simulate_slice(
             load, options, views, arrivals_s[begin:end], order[begin:end], slo_s, policy.dispatch_rule,
             dispatch_params[begin:end], policy.queue_rule, policy.queue_vector, seeds[begin:end].astype(np.int64),
-            memory, query_end_s[begin:end], totals[begin:end], times[:, begin:end], counts[:, begin:end],
+            memory, query_end_s[begin:end], totals[begin:end], times, counts, begin,
         )  # fmt: skip
         if status != DONE:
             raise InputError(explain(status, int(where), policy, instances))
@@ -214,6 +214,11 @@ def simulate_grid(
         **{name: totals[:, :, i] for i, name in enumerate(("busy_s", *INSTANCE_COUNTS))},
         **detailed,
     )
+
+
+def writable(values: np.ndarray) -> np.ndarray:
+    """float64, contiguous, and a copy if it was read-only: Numba compiles the whole kernel anew for read-only arrays."""
+    return np.require(values, np.float64, ["C", "W"])
 
 
 def set_up(
@@ -288,7 +293,7 @@ def _checked_prefill_s(
         raise InputError(
             f"prefill_s needs an engine with batching=prefill_first, this one has {engine.batching}"
         )
-    prefill_s = np.ascontiguousarray(prefill_s, np.float64)
+    prefill_s = writable(prefill_s)
     if prefill_s.shape != (calls, instances) or not np.isfinite(prefill_s).all():
         raise InputError(
             f"prefill_s has shape {prefill_s.shape}, but must be finite numbers [{calls} calls, {instances} instances]"
@@ -354,9 +359,7 @@ def prepare(
         successors=workload.successors,
         stages=stages,
         remaining=estimates.plan.remaining,
-        stage_s=np.zeros((0, 0))
-        if estimates.stage_s is None
-        else np.ascontiguousarray(estimates.stage_s, np.float64),
+        stage_s=np.zeros((0, 0)) if estimates.stage_s is None else writable(estimates.stage_s),
         prefill_s=np.zeros((0, 0)),
         segments=_mark_segments(tasks, workload, prefix_caching),
         window=estimates.window,
@@ -412,7 +415,7 @@ def explain(status: int, where: int, policy: Policy, instances: int) -> str:
 @njit(_nrt=False)
 def _simulate_slice(
     load: Load, options: Options, views, arrivals_s, order, slo_s, dispatch, params, queue, queue_params, seeds,
-    mem: Memory, query_end_s, totals, times, counts,
+    mem: Memory, query_end_s, totals, times, counts, first,
 ):  # fmt: skip
     for r in range(len(arrivals_s)):
         status, where = simulate_one(
@@ -432,13 +435,13 @@ def _simulate_slice(
             totals[r, m, 6] = at.peak_blocks
         for c in range(times.shape[2]):
             state = mem.calls[c]
-            times[0, r, c] = state.release_s
-            times[1, r, c] = state.admit_s
-            times[2, r, c] = state.first_token_s
-            times[3, r, c] = state.finish_s
-            times[4, r, c] = state.budget_s
-            times[5, r, c] = state.estimate_s
-            counts[0, r, c] = state.instance
-            counts[1, r, c] = state.cached_tokens
-            counts[2, r, c] = state.preemptions
+            times[0, first + r, c] = state.release_s
+            times[1, first + r, c] = state.admit_s
+            times[2, first + r, c] = state.first_token_s
+            times[3, first + r, c] = state.finish_s
+            times[4, first + r, c] = state.budget_s
+            times[5, first + r, c] = state.estimate_s
+            counts[0, first + r, c] = state.instance
+            counts[1, first + r, c] = state.cached_tokens
+            counts[2, first + r, c] = state.preemptions
     return DONE, NONE

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 from hexrepro.compiled import inlined, kernel
-from hexrepro.scheduling.draws import uniform
-from hexrepro.scheduling.estimates import budget_s, cluster_mean_s, solo_latency_s
+from hexrepro.scheduling.decision import decide
+from hexrepro.scheduling.estimates import cluster_mean_s
 from hexrepro.simulator import fairness
 from hexrepro.simulator.decoding import decode_s, interrupt, steps_until
 from hexrepro.simulator.heaps import first_timer, pop, push, set_timer
@@ -138,8 +138,8 @@ def _release(load, options, calls, released, call, releases, now):
 
 @inlined
 def _dispatch(load, options, mem, call, sequence, now, arrivals, rules):
-    """Let the policy place one call: estimate, budget, instance, queue key."""
-    view, state, task = mem.at_hand[0], mem.calls[call], load.tasks[call]
+    """Let the policy place one call, and put it there."""
+    view, state, task = mem.desk.call[0], mem.calls[call], load.tasks[call]
     query = task.query
     view.sequence = sequence
     view.query = query
@@ -161,24 +161,15 @@ def _dispatch(load, options, mem, call, sequence, now, arrivals, rules):
         view.output_tokens = task.output_estimate
         view.stage_mean_s = task.stage_mean_s
         view.remaining_s = task.remaining_s
-    view.budget_s = budget_s(view.slo_s, now - view.arrival_s, view.stage_mean_s, view.remaining_s)
-    view.draw[0] = uniform(rules.seed, 2 * sequence)
-    view.draw[1] = uniform(rules.seed, 2 * sequence + 1)
-    _estimate_everywhere(load, mem, view)
-
-    if mem.clock[0].closed == 0:
-        m = rules.dispatch(view, mem.t_comp_s, mem.views, rules.params)
-        if m < 0 or m >= len(mem.views):
-            return BAD_INSTANCE, m
-    else:
-        m = _among_open(mem, view, rules)
-        if m < 0:
-            return BAD_INSTANCE, m
-    view.instance = m
-    view.t_comp_s = mem.t_comp_s[m]
-    state.key = rules.queue(view, rules.queue_params)
-    if math.isnan(state.key):
+    m, key = decide(
+        mem.desk, mem.views, mem.is_open, load.stage_s, rules.dispatch, rules.params, rules.queue, rules.queue_params,
+        rules.seed,
+    )  # fmt: skip
+    if m < 0:
+        return BAD_INSTANCE, m
+    if math.isnan(key):
         return BAD_KEY, m
+    state.key = key
     state.output_estimate = view.output_tokens
     state.prefill_left = view.input_tokens - view.cached_tokens
     state.estimate_s = view.t_comp_s
@@ -188,38 +179,6 @@ def _dispatch(load, options, mem, call, sequence, now, arrivals, rules):
     place(load, mem, options, m, call)
     interrupt(mem, options, m, call, now)
     return DONE, m
-
-
-@kernel
-def _among_open(mem, view, rules):
-    """Let the rule choose among the instances that take new calls: the others are not there for it."""
-    count = 0
-    for m in range(len(mem.views)):
-        if mem.engines[m].open:
-            mem.open_at[count] = m
-            mem.open_views[count] = mem.views[m]
-            mem.open_s[count] = mem.t_comp_s[m]
-            count += 1
-    chosen = rules.dispatch(view, mem.open_s[:count], mem.open_views[:count], rules.params)
-    return mem.open_at[chosen] if 0 <= chosen < count else NONE
-
-
-@kernel
-def _estimate_everywhere(load, mem, view):
-    """t_comp of the call on every instance; computed once a kind of instance."""
-    if len(load.stage_s) > 0:
-        for m in range(len(mem.views)):
-            mem.t_comp_s[m] = load.stage_s[view.stage, m]
-        return
-    kinds = 0
-    for m in range(len(mem.views)):
-        kind = mem.views[m].kind
-        if kind == kinds:  # kinds are numbered in order of their first instance
-            mem.kind_s[kind] = solo_latency_s(
-                mem.views[m], float(view.input_tokens), float(view.cached_tokens), view.output_tokens
-            )
-            kinds += 1
-        mem.t_comp_s[m] = mem.kind_s[kind]
 
 
 @kernel
@@ -303,4 +262,4 @@ def _reset(load, views, mem):
     clock = mem.clock[0]
     clock.released = NONE
     clock.unfinished = load.queries[load.watched - 1].end
-    clock.next_query = clock.sequence = clock.releases = clock.closed = 0
+    clock.next_query = clock.sequence = clock.releases = 0

@@ -16,7 +16,7 @@ from hexrepro.errors import InputError
 from hexrepro.scheduling.estimates import Estimates, cluster_means_s, estimate
 from hexrepro.scheduling.policy import Policy, load_policy
 from hexrepro.scheduling.views import believe, check_factor, instance_views
-from hexrepro.simulator.engine import EngineOptions, explain, set_up
+from hexrepro.simulator.engine import EngineOptions, explain, set_up, writable
 from hexrepro.simulator.instance import change_speed
 from hexrepro.simulator.loop import DONE, Arrivals, Rules, advance, begin
 from hexrepro.simulator.state import allocate
@@ -60,7 +60,7 @@ class Simulation:
         self._views, self.slo_s, self._load, self._options = set_up(
             workload, cluster, self.policy, base_slo, engine, estimates
         )
-        self._arrival_s = np.ascontiguousarray(workload.arrival_s, np.float64)
+        self._arrival_s = writable(workload.arrival_s)
         self._order = np.argsort(self._arrival_s, kind="stable")
         self._seed = np.int64(seed)
         self._memory = allocate(self._load, self._views, self._options)
@@ -81,7 +81,7 @@ class Simulation:
     @property
     def is_open(self) -> np.ndarray:
         """bool[M]: which instances take new calls."""
-        return self._memory.engines["open"]
+        return self._memory.is_open
 
     @property
     def done(self) -> bool:
@@ -123,8 +123,7 @@ class Simulation:
         self._set_open(m, True)
 
     def _set_open(self, m: int, value: bool) -> None:
-        self._memory.engines["open"][m] = value
-        self._memory.clock["closed"] = np.sum(~self.is_open)
+        self._memory.is_open[m] = value
         self._renew_means()
 
     def slow_down(self, m: int, factor: float) -> None:
@@ -164,7 +163,7 @@ class Simulation:
         other = copy.copy(self)
         other.params = self.params.copy()
         other._load = self._load._replace(tasks=self._load.tasks.copy())
-        other._memory = type(self._memory)(*(array.copy() for array in self._memory))
+        other._memory = copy.deepcopy(self._memory)
         other._end_s = self._end_s.copy()
         other._slowdown, other._believed = self._slowdown.copy(), self._believed.copy()
         return other

@@ -35,8 +35,7 @@ def place(load, mem, options, m, call):
 def resume(load, options, mem):
     """Bring a run to where it stands at `load.start_s`."""
     for m in range(len(load.closed)):
-        mem.engines[m].open = not load.closed[m]
-        mem.clock[0].closed += np.int64(load.closed[m])
+        mem.is_open[m] = not load.closed[m]
     if load.warm and options.caching:
         _warm(load, mem)
     for i in range(len(load.started)):

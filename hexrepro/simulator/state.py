@@ -4,7 +4,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hexrepro.scheduling.views import CALL, INSTANCE
+from hexrepro.scheduling.decision import Desk, desk
+from hexrepro.scheduling.views import INSTANCE
 
 # All integers that compiled functions hand to each other are int64, typed constants included: Numba compiles a function
 # anew for every combination of integer types and literals that it meets.
@@ -57,7 +58,6 @@ ENGINE = np.dtype(
         ("fresh", np.int64),  # sequences whose prompt is complete at its end
         ("idle_since_s", np.float64),
         ("slowdown", np.float64),  # a step takes so many times what the latency model says
-        ("open", np.bool_),  # takes new calls
         ("newest_s", np.float64),  # the latest release time of the calls admitted so far
         # the batch
         ("steps", np.int64),  # decode steps so far
@@ -174,7 +174,6 @@ CLOCK = np.dtype(
         ("unfinished", np.int64),  # calls of the watched queries
         ("sequence", np.int64),  # calls dispatched
         ("releases", np.int64),
-        ("closed", np.int64),  # instances that take no new calls
     ],
     align=True,
 )
@@ -239,24 +238,20 @@ class Memory(NamedTuple):
     calls: np.ndarray  # CALL_STATE[n]
     engines: np.ndarray  # ENGINE[M]
     views: np.ndarray  # INSTANCE[M], the state that rules see
-    at_hand: np.ndarray  # CALL[1], what they see of the call at hand
+    is_open: np.ndarray  # bool[M], the instances that take new calls
+    desk: Desk  # where calls are placed
     nodes: np.ndarray  # NODE[n + M * segments]
     slots: np.ndarray  # SLOT[M, B]
     clients: np.ndarray  # CLIENT[M, C]
     residues: np.ndarray  # int64[M, block_size], decoding calls by (KV tokens - steps) mod block size
     timers: np.ndarray  # float64[2 * P], tournament of the instances' end_s
     ready: np.ndarray  # int64[M], instances about to start a step
-    t_comp_s: np.ndarray  # float64[M]
-    kind_s: np.ndarray  # float64[M], t_comp by kind of instance
     order: np.ndarray  # RUNNING[B]
     stages: np.ndarray  # STAGE[S], with running medians
     recent: (
         np.ndarray
     )  # float64[S, 2, 2, window], recent input and output lengths: in order of arrival, and sorted
     clock: np.ndarray  # CLOCK[1]
-    open_at: np.ndarray  # int64[M], the instances that take new calls, while some do not
-    open_views: np.ndarray  # INSTANCE[M], their views
-    open_s: np.ndarray  # float64[M], t_comp on them
     blank_call: np.ndarray  # CALL_STATE[1], as every call begins
     blank_engine: np.ndarray  # ENGINE[1], as every engine begins
 
@@ -271,22 +266,18 @@ def allocate(load: Load, views: np.ndarray, options: Options) -> Memory:
         calls=np.zeros(n, CALL_STATE),
         engines=np.zeros(instances, ENGINE),
         views=np.zeros(instances, INSTANCE),
-        at_hand=np.zeros(1, CALL),
+        is_open=np.ones(instances, bool),
+        desk=desk(instances),
         nodes=np.zeros(n + instances * load.segments if options.caching else 1, NODE),
         slots=np.zeros((instances, batch), SLOT),
         clients=np.zeros((instances, clients), CLIENT),
         residues=np.zeros((instances, views["block_size"].max()), np.int64),
         timers=np.zeros(2 * leaves),
         ready=np.zeros(instances, np.int64),
-        t_comp_s=np.zeros(instances),
-        kind_s=np.zeros(instances),
         order=np.zeros(batch, RUNNING),
         stages=np.zeros(stages, STAGE),
         recent=np.zeros((stages, 2, 2, max(load.window, 1))),
         clock=np.zeros(1, CLOCK),
-        open_at=np.zeros(instances, np.int64),
-        open_views=np.zeros(instances, INSTANCE),
-        open_s=np.zeros(instances),
         blank_call=_blank(CALL_STATE, child=NONE, sibling=NONE, instance=NONE),
         blank_engine=_blank(
             ENGINE,
@@ -296,7 +287,6 @@ def allocate(load: Load, views: np.ndarray, options: Options) -> Memory:
             last_left=NONE,
             end_s=np.inf,
             slowdown=1.0,
-            open=True,
         ),
     )
 

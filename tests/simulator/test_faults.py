@@ -300,15 +300,54 @@ def test_numba_9483_an_edit_of_any_source_gives_another_cache(package: Path, mon
     seen = {digest()}
     assert digest() in seen
     sources = sorted(path for room in compiled.ROOMS for path in (package / room).rglob("*.py"))
-    assert {"loop.py", "dispatch.py", "queues.py", "estimates.py", "views.py", "latency.py"} <= {
-        p.name for p in sources
-    }
-    for i, source in enumerate(sources, start=2):
+    deciding = [path for path in sources if not is_aside(path.relative_to(package))]
+    assert {
+        "loop.py",
+        "dispatch.py",
+        "queues.py",
+        "estimates.py",
+        "views.py",
+        "latency.py",
+        "generate.py",
+    } <= {p.name for p in deciding}
+    for i, source in enumerate(deciding, start=2):
         source.write_text(source.read_text() + "# edited\n")
         seen.add(digest())
         assert len(seen) == i, source
+    last = digest()
+    for source in set(sources) - set(deciding):
+        source.write_text(source.read_text() + "# edited\n")
+    assert digest() == last
     (package / "simulator" / "new.py").write_text("")
     assert digest() not in seen
+
+
+def is_aside(module: Path) -> bool:
+    """Whether a source, by its path in the package, is said to decide no result."""
+    room, name = module.parts[:2]
+    return name.removesuffix(".py") in compiled.ASIDE.get(room, ())
+
+
+def test_what_decides_no_result_is_there_and_no_simulation_runs_it() -> None:
+    for room, names in compiled.ASIDE.items():
+        for name in names:
+            assert any((compiled.PACKAGE / room).glob(f"{name}*")), f"{room}/{name} is gone"
+    program = """if True:
+        import sys
+        from hexrepro.cluster import load_cluster
+        from hexrepro.simulator import simulate_grid
+        import hexrepro.experiments.compare, hexrepro.experiments.tune, hexrepro.experiments.alpha_online
+        from hexrepro.workload import arrival_times, generate
+        generate("trace1", n_queries=2)
+        load_cluster("hetero1", "silicon"), load_cluster("hetero1", "measured")
+        print(*(name for name in sys.modules if name.startswith("hexrepro.")))
+    """
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    loaded = [Path(*name.split(".")[1:]) for name in done.stdout.split() if name.count(".") > 1]
+    assert Path("workload", "generate") in loaded
+    assert Path("cluster", "profiles") in loaded
+    # readers of traces are loaded with the package; what they read goes into a cell's key as arrays
+    assert [path for path in loaded if is_aside(path) and path.parts[:2] != ("workload", "formats")] == []
 
 
 def test_numba_9483_no_stale_code_runs_after_an_edit_of_another_file(package: Path, tmp_path: Path) -> None:
