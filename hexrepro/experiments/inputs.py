@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import fields
+from functools import lru_cache
+from pathlib import Path
 
 import numpy as np
 
@@ -21,7 +24,7 @@ from hexrepro.workload import (
     arrival_times,
     generate,
     interleave,
-    load,
+    read,
     read_times_s,
     trace_names,
     with_cached_share,
@@ -172,7 +175,29 @@ def load_trace(name: str, traffic: Traffic) -> Workload:
     if name == "file":
         if traffic.path is None:
             raise InputError("workload.path has no value; give the trace: workload.path=FILE")
-        return load(traffic.path)
+        return _from_file(traffic.path)
     if name not in trace_names():
         raise InputError(f"workload.traces: {name} is unknown{suggest(name, [*trace_names(), 'file'])}")
-    return generate(name, seed=traffic.trace_seed, n_queries=traffic.n_queries)
+    return _generated(name, traffic.trace_seed, traffic.n_queries)
+
+
+_generated = lru_cache(maxsize=8, typed=True)(generate)  # all jobs of a sweep ask for the same few
+
+
+def _from_file(path: str) -> Workload:
+    """The user's file, of any format; what was left out of it is said on stderr, once."""
+    file = Path(path)
+    try:
+        edited = file.stat().st_mtime_ns
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
+    return _read_once(file, edited)
+
+
+@lru_cache(maxsize=4)
+def _read_once(path: Path, edited: int) -> Workload:
+    """The file as it was when last ``edited``."""
+    loaded = read(path)
+    for line in loaded.report.lines():
+        print(f"hexrepro: {line}", file=sys.stderr)
+    return loaded.workload
