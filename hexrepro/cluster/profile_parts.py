@@ -11,11 +11,17 @@ import numpy as np
 from hexrepro.cluster.latency import FitErrors, LatencyModel
 
 GPUS = ("a100", "a6000", "l40s")
-# k of the released dispatch score, and the list prices in the released code ($ an hour)
-RELEASED_CODE: dict[str, dict[str, float | None]] = {
-    "a100": {"load_weight": 1.0, "price_per_hour": 1.4},
-    "a6000": {"load_weight": 0.5, "price_per_hour": 0.5},
-    "l40s": {"load_weight": 0.5, "price_per_hour": None},
+RELEASED_PRICE = "list price in the code released with HexGen-Flow, which does not use it; undated"
+# public list prices, $ per GPU and hour: one provider, one day. As transcribed with source and day in
+# github.com/tgarg01/silybench-data, prices/gpu_hourly.yaml, commit 045df3bf. It has no RTX PRO 6000.
+LIST_PRICE = "RunPod, Secure Cloud, on demand, https://www.runpod.io/pricing, read 2026-09-25"
+LIST_PRICES = {"l40s": 1.09, "h100": 3.49, "h200": 4.59, "b200": 6.79}
+NO_PRICE = "none that we can cite: give price_per_hour in the cluster config"
+# k of the released dispatch score, and the price
+RELEASED_CODE: dict[str, dict[str, float | str]] = {
+    "a100": {"load_weight": 1.0, "price_per_hour": 1.4, "price_source": RELEASED_PRICE},
+    "a6000": {"load_weight": 0.5, "price_per_hour": 0.5, "price_source": RELEASED_PRICE},
+    "l40s": {"load_weight": 0.5, "price_per_hour": LIST_PRICES["l40s"], "price_source": LIST_PRICE},
 }
 # decode step of the released simulator, whatever the batch
 RELEASED_DECODE_S = {"a100": 0.035, "a6000": 0.058, "l40s": 0.0545}
@@ -64,6 +70,14 @@ def new_profile(
         "max_num_batched_tokens": budget,
         "gpus": gpus,
     }
+
+
+def price_of(gpu: str) -> Profile:
+    """Price and source of a GPU by our name, as fields of its entry."""
+    if gpu in RELEASED_CODE:
+        return {key: RELEASED_CODE[gpu][key] for key in ("price_per_hour", "price_source")}
+    known = gpu in LIST_PRICES
+    return {"price_per_hour": LIST_PRICES.get(gpu), "price_source": LIST_PRICE if known else NO_PRICE}
 
 
 def rounded_coefficients(model: LatencyModel) -> dict[str, float]:

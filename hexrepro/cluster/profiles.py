@@ -5,11 +5,15 @@ their count; it may set engine limits for all or for one entry, and may name a p
 
     name: ours
     model: llama-3.1-70b
-    profile: our_profile.yaml      # optional, relative to this file; else data/profiles/MODEL_VIEW.yaml
+    profile: our_profile.yaml      # optional, relative to this file (as cluster=NAME of --config-dir: to where you run it);
+                                   # else data/profiles/MODEL_VIEW.yaml
     max_num_seqs: 128              # optional, for all instances
     instances:
       - {gpu: a100, count: 2}
       - {gpu: l40s, max_num_batched_tokens: 4096, kv_blocks: 3000}
+      - {gpu: h100, price_per_hour: 2.2}   # $ per GPU and hour, instead of the profile's
+
+`python -m hexrepro.cluster profile` makes profile files.
 """
 
 from __future__ import annotations
@@ -33,7 +37,9 @@ ENGINE_FIELDS = ("tensor_parallel", "block_size", "max_num_seqs", "max_num_batch
 GPU_FIELDS = ("kv_blocks", "load_weight", "price_per_hour", *ENGINE_FIELDS)
 COEFFICIENTS = tuple(field.name for field in fields(LatencyModel))
 # what a profile says of its making; nothing reads it
-PROVENANCE = ("about", "notes", "source", "fit", "kv_capacity", "made_by", "derivation", "check")
+PROVENANCE = (
+    "about", "notes", "source", "fit", "kv_capacity", "made_by", "derivation", "check", "price_source", "reach",
+)  # fmt: skip
 
 
 def load_cluster(
@@ -127,7 +133,11 @@ def read_profile(path: str | os.PathLike[str]) -> dict[str, Any]:
     Engine fields at the top of the file hold for every GPU that does not set its own.
     """
     path = Path(path)
-    content = _read_yaml(path)
+    return check_profile(_read_yaml(path), path)
+
+
+def check_profile(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """The content of a profile file, checked, as `read_profile` returns it; `path` is for messages."""
     _check_keys(
         content, ("model", "view", "gpus", *ENGINE_FIELDS, *PROVENANCE), ("model", "view", "gpus"), str(path)
     )

@@ -1,9 +1,9 @@
 """Step times from kernel measurements: the package aiconfigurator-core (Apache-2.0), vLLM backend.
 
-The package has timings of every kernel of a step (GEMMs, attention, all-reduce) on A100 SXM and L40S, and
-adds them up for a batch. We sample a grid of steps, kernel by kernel, and fit the five coefficients of
+The package has timings of every kernel of a step (GEMMs, attention, all-reduce) on a dozen GPUs, and adds
+them up for a batch. We sample a grid of steps, kernel by kernel, and fit the five coefficients of
 `LatencyModel` to their sums. It has no A6000, which is derived from the L40S kernel by kernel
-(`scale_by_datasheet`).
+(`scale_by_datasheet`). What the package knows stands in `catalogue.py`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from importlib.resources import files
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -78,23 +79,46 @@ def steps_grid() -> Iterator[Step]:
 Kernels = dict[str, float]  # seconds in a step by kernel
 
 
-class Silicon:
-    """The package's engine for one model on one GPU type."""
+def require_package() -> None:
+    """InputError where the package is not installed; its warnings are silenced where it is."""
+    if find_spec("aiconfigurator_core") is None:
+        raise InputError(f"view silicon: needs the package {PACKAGE}; install hexrepro[profiles]")
+    logging.getLogger("aiconfigurator_core").setLevel(logging.ERROR)
 
-    def __init__(self, shape: ModelShape, system: str, tensor_parallel: int) -> None:
-        try:
-            from aiconfigurator_core.sdk import EngineHandle
-        except ImportError:
-            raise InputError(
-                f"view silicon: needs the package {PACKAGE}; install hexrepro[profiles]"
-            ) from None
-        logging.getLogger("aiconfigurator_core").setLevel(logging.ERROR)
+
+class Silicon:
+    """The package's engine for one model on one GPU type.
+
+    `quantisation` and `kv_dtype` are the package's names (fp8, nvfp4, ...); None: as the checkpoint says.
+    """
+
+    def __init__(
+        self,
+        shape: ModelShape,
+        system: str,
+        tensor_parallel: int,
+        quantisation: str | None = None,
+        kv_dtype: str | None = None,
+    ) -> None:
+        require_package()
+        from aiconfigurator_core.sdk import EngineHandle
+
         self.shape, self.system, self.tensor_parallel = shape, system, tensor_parallel
         self._known: dict[Step, Kernels] = {}
+        self._whole = None
         moe = {"moe_tp_size": tensor_parallel, "moe_ep_size": 1} if shape.experts else {}
         self.parallelism: dict[str, int] = {"tp_size": tensor_parallel, **moe}
+        modes = {"gemm_quant_mode": quantisation, "kvcache_quant_mode": kv_dtype}
+        if shape.experts:
+            modes["moe_quant_mode"] = quantisation
+        self.quantised = {name: mode for name, mode in modes.items() if mode is not None}
         self.engine = EngineHandle.compile(
-            shape.package_name, system, "vllm", backend_version="current", **self.parallelism
+            shape.package_name,
+            system,
+            "vllm",
+            backend_version="current",
+            **self.parallelism,
+            **self.quantised,
         )
 
     def kernels(self, step: Step) -> Kernels:
@@ -118,6 +142,8 @@ class Silicon:
         prefill = _by_kernel(prompt, attention="attention_prefill")
         if step.b == 0:
             return prefill
+        if "attention_prefill" not in prefill:
+            return {"whole step": self._whole_step_s(step)}
         rest, *_ = engine.mixed_step_breakdown_per_op(ctx_tokens=step.n, gen_tokens=step.b, isl=step.n, osl=2)
         decode = self.kernels(Step("decode", 0, 0, step.b, step.c))
         attention = {
@@ -126,11 +152,50 @@ class Silicon:
         }
         return _by_kernel(rest, attention="") | attention
 
+    def _whole_step_s(self, step: Step) -> float:
+        """A mixed step as the package estimates it whole: for models whose attention is no kernel of its own (MLA)."""
+        from aiconfigurator_core.sdk import RustForwardPassPerfModel
+
+        if (
+            self.quantised
+        ):  # this estimate does not take the formats: it would mix those asked for with the checkpoint's
+            raise InputError(
+                f"{self.shape.name}: {PACKAGE} computes its mixed steps only in the checkpoint's own formats; leave out"
+                " --quantisation and --kv-dtype"
+            )
+        if self._whole is None:
+            self._whole = RustForwardPassPerfModel.from_native(
+                {
+                    "schema_version": 1,
+                    "model_name": self.shape.package_name,
+                    "system_name": self.system,
+                    "backend": "vllm",
+                    "backend_version": "current",
+                    "pp_size": 1,
+                    **self.parallelism,
+                }
+            )
+        scheduled = {
+            "num_prefill_requests": 1,
+            "sum_prefill_tokens": step.n,
+            "sum_prefill_kv_tokens": step.k,
+            "num_decode_requests": step.b,
+            "sum_decode_kv_tokens": step.b * step.c,
+        }
+        return self._whole.estimate_forward_pass_time_ms({"scheduled_requests": scheduled}) / 1e3
+
     def memory(
         self, gpu_memory_utilization: float, max_num_batched_tokens: int, max_num_seqs: int
     ) -> dict[str, int]:
         """Bytes a GPU: weights, activations, and what the package sets aside for the runtime and for
         communication."""
+        return self.kv_cache(gpu_memory_utilization, max_num_batched_tokens, max_num_seqs)["memory_breakdown"]
+
+    def kv_cache(
+        self, gpu_memory_utilization: float, max_num_batched_tokens: int, max_num_seqs: int
+    ) -> dict[str, Any]:
+        """The package's estimate of the KV cache: total_kv_size_tokens of the instance, and what takes the
+        rest."""
         from aiconfigurator_core.sdk import estimate_kv_cache
 
         return estimate_kv_cache(
@@ -143,7 +208,8 @@ class Silicon:
             memory_fraction_kind="of_total",
             memory_fraction_value=gpu_memory_utilization,
             **self.parallelism,
-        )["memory_breakdown"]
+            **self.quantised,
+        )
 
 
 def _by_kernel(ops: list[tuple[Any, ...]], attention: str) -> Kernels:
@@ -214,8 +280,14 @@ def scale_by_datasheet(
 
 
 class SiliconFit(NamedTuple):
+    """The fit, its errors by kind of step, and its data: kind str[n], seconds and predicted_s float[n]."""
+
     fit: Fit
     by_kind: dict[str, FitErrors]
+    kinds: NDArray[np.str_]
+    seconds: NDArray[np.float64]
+    predicted_s: NDArray[np.float64]
+    steps: list[Step]
 
 
 def fit_silicon(step_kernels: Callable[[Step], Kernels], shape: ModelShape, kv_tokens: int) -> SiliconFit:
@@ -236,11 +308,16 @@ def fit_silicon(step_kernels: Callable[[Step], Kernels], shape: ModelShape, kv_t
         weights[kinds == kind] = 1 / np.count_nonzero(kinds == kind)
     fit = fit_steps(*features.T, seconds, weights=weights)
     predicted: NDArray[np.float64] = fit.model.step_s(*features.T)
-    return SiliconFit(fit, {k: fit_errors(predicted[kinds == k], seconds[kinds == k]) for k in KINDS})
+    by_kind = {k: fit_errors(predicted[kinds == k], seconds[kinds == k]) for k in KINDS}
+    return SiliconFit(fit, by_kind, kinds, seconds, predicted, steps)
+
+
+def vllm_version(system: str) -> str:
+    """The version of vLLM whose kernels the package timed on this GPU."""
+    slots = yaml.safe_load((files("aiconfigurator_core") / "systems" / "query_versions.yaml").read_text())
+    return (slots["overrides"].get(system) or {}).get("vllm", slots["defaults"]["vllm"])["current"]
 
 
 def data_versions(system: str) -> str:
     """The package's version and that of the vLLM whose kernels were timed on this GPU."""
-    slots = yaml.safe_load((files("aiconfigurator_core") / "systems" / "query_versions.yaml").read_text())
-    vllm = (slots["overrides"].get(system) or {}).get("vllm", slots["defaults"]["vllm"])["current"]
-    return f"{PACKAGE} {version(PACKAGE)}, system {system}, backend vllm {vllm}"
+    return f"{PACKAGE} {version(PACKAGE)}, system {system}, backend vllm {vllm_version(system)}"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from hexrepro.cluster import silicon
+from hexrepro.cluster import catalogue, silicon
+from hexrepro.cluster.catalogue import BUDGET, UTILIZATION
 from hexrepro.cluster.latency import LatencyModel
 from hexrepro.cluster.profile_parts import (
     MAX_NUM_SEQS,
@@ -12,18 +13,14 @@ from hexrepro.cluster.profile_parts import (
     RELEASED_CODE,
     Profile,
     new_profile,
-    rounded,
+    price_of,
     rounded_coefficients,
-    rounded_errors,
     standard_workflow_s,
     wrapped,
 )
 from hexrepro.cluster.shapes import LLAMA_70B, ModelShape
 from hexrepro.cluster.silicon import DATASHEETS, Kernels, Silicon, Step
 from hexrepro.cluster.types import kv_blocks
-
-UTILIZATION = 0.92  # vLLM 0.32's default
-BUDGET = 2048  # tokens a step, vLLM's default on these cards
 
 SILICON_NOTES = """\
 Step times added up from kernel measurements (GEMM, attention, all-reduce; 16-bit weights and KV), fitted by
@@ -53,6 +50,17 @@ INTERCONNECT_NOTES = """\
   ring: name them in a cluster config to see how much hangs on it.
 """
 
+MORE_GPUS_NOTES = """\
+- {names}: made by `python -m hexrepro.cluster profile`, the same fit of the same grid. Their tensor_parallel
+  is the fewest GPUs that hold the weights and {least:,} tokens of KV (four of CHESS's longest prompts); it
+  stands with each.
+- How sure: a100, l40s, {names} rest on the package's kernel timings on these very cards (vLLM {old} on the
+  A100, 0.24 on the others: the A100 may look a little slower for it), a6000 is derived. No step of ours on such
+  a card was compared with them, and a real engine adds its own time to every step, which counts most where steps
+  are short (b200, h200). {reached}The fit's own error stands under fit.
+- Not in the package (0.12.0): the A6000, the PCIe versions of A100 and H100, and vLLM kernels of L4 and A30.
+"""
+
 A6000_DERIVATION = """\
 Not in the package. Derived from its A100: base_s and sequence_s times {decode:.3f}, the published ratio of
 decode times, which is the only measurement of an A6000 that there is; prefill_token_s and prefill_context_s
@@ -71,11 +79,17 @@ memory bandwidth.
   L40S, which is not derived, is as far off: {l40s_a100:.2f} times the A100 (published {pub_l40s_a100:.2f}).
   The published runs had no such gap between A100 and PCIe cards: likely one card each with 4-bit weights, so
   no all-reduce.
+- Faster than it can be: at the data sheet's bandwidth four A6000 need {roof:.1f} ms to read the 16-bit weights, as every
+  decode step does, and base_s is {base:.1f} ms. It is kept since the published ratio is all that was measured. The
+  package's cards take {least:.2f} to {most:.2f} times that bound; a6000-p2p takes {p2p:.2f} times, a6000-allreduce {slow:.2f}.
 """
 
 
-def silicon_profile(shape: ModelShape, tensor_parallel: int, *, variants: bool) -> Profile:
-    """The silicon view of one model; `variants` adds the GPUs with another interconnect or derivation."""
+def silicon_profile(
+    shape: ModelShape, tensor_parallel: int, *, variants: bool, more: Sequence[tuple[str, int | None]] = ()
+) -> Profile:
+    """The silicon view of one model; `variants` adds the GPUs with another interconnect or derivation, and `more` further
+    GPUs of the package, each with its tensor parallelism (None: as many as it needs)."""
     a100, l40s = Silicon(shape, "a100_sxm", tensor_parallel), Silicon(shape, "l40s", tensor_parallel)
 
     def on_a6000(step: Step, kernels: Kernels) -> Kernels:
@@ -122,9 +136,35 @@ def silicon_profile(shape: ModelShape, tensor_parallel: int, *, variants: bool) 
     source = [silicon.data_versions(engine.system) for engine in (a100, l40s)]
     fit_notes = EXPERTS_FIT_NOTES if shape.experts else DENSE_FIT_NOTES
     notes = SILICON_NOTES.format(fit=fit_notes, interconnect=interconnect, utilization=UTILIZATION)
+    made = [catalogue.make(shape, catalogue.gpu(gpu), cards) for gpu, cards in more]
+    for (gpu, _), new in zip(more, made, strict=True):
+        gpus[new.name] = new.entry | price_of(gpu)
+        source += [new.source] if new.source not in source else []
+    if made:
+        notes += _more_notes(shape, gpus, [new.name for new in made])
     profile = new_profile(shape.name, "silicon", source, notes, gpus, BUDGET)
     profile["tensor_parallel"] = tensor_parallel
     return profile
+
+
+def _more_notes(shape: ModelShape, gpus: dict[str, Profile], names: list[str]) -> str:
+    reached = ""
+    if not shape.experts:
+        shares = []
+        for name in ("a100", "l40s", *names):
+            entry, gpu = gpus[name], catalogue.gpu(name)
+            weights = entry["kv_capacity"]["weights_bytes"] / entry["kv_capacity"]["tensor_parallel"]
+            shares.append(f"{name} {weights / gpu.bandwidth / entry['check']['decode_1x512'][0]:.0%}")
+        reached = (
+            "A sign of their worth: the share of the data sheet's memory bandwidth at which a decode of batch 1 reads the"
+            f" weights is {', '.join(shares)}. "
+        )
+    return MORE_GPUS_NOTES.format(
+        names=", ".join(names),
+        least=catalogue.LEAST_KV_TOKENS,
+        old=silicon.vllm_version("a100_sxm"),
+        reached=reached,
+    )
 
 
 def _silicon_gpu(gpu: str, engine: Silicon, kernels: Callable[[Step], Kernels]) -> Profile:
@@ -143,27 +183,18 @@ def _silicon_gpu(gpu: str, engine: Silicon, kernels: Callable[[Step], Kernels]) 
         "reserve_bytes": sum(memory.values()),
     }
     blocks = kv_blocks(**capacity)
-    fit, by_kind = silicon.fit_silicon(kernels, shape, blocks * 16)
-    shown = {f"prefill_{n}": Step("prefill", n, 0, 0, 0) for n in (1024, 4096, 12288)} | {
-        f"decode_{b}x{c}": Step("decode", 0, 0, b, c) for b, c in ((1, 512), (64, 512), (64, 12288))
-    }
-    check: Profile = {
-        name: [rounded(sum(kernels(step).values())), rounded(fit.model.step_s(*step.features))]
-        for name, step in shown.items()
-    }
+    fitted = silicon.fit_silicon(kernels, shape, blocks * 16)
+    entry = catalogue.fitted_entry(kernels, fitted, blocks, capacity)
+    check = entry.pop("check")
     if shape is LLAMA_70B:
-        check["standard_workflow_s"] = {
-            "cold": round(standard_workflow_s(fit.model, BUDGET), 2),
-            "template_cached": round(standard_workflow_s(fit.model, BUDGET, template_cached=True), 2),
-        }
+        check["standard_workflow_s"] = _workflow_s(fitted.fit.model)
+    return entry | RELEASED_CODE[gpu] | {"check": check}
+
+
+def _workflow_s(model: LatencyModel) -> dict[str, float]:
     return {
-        "latency": rounded_coefficients(fit.model),
-        "fit": {"all": rounded_errors(fit.errors)}
-        | {kind: rounded_errors(errors) for kind, errors in by_kind.items()},
-        "kv_blocks": blocks,
-        "kv_capacity": capacity,
-        **RELEASED_CODE[gpu],
-        "check": check,
+        "cold": round(standard_workflow_s(model, BUDGET), 2),
+        "template_cached": round(standard_workflow_s(model, BUDGET, template_cached=True), 2),
     }
 
 
@@ -191,12 +222,7 @@ def _from_a100(a100: Profile, by_kernel: Profile) -> Profile:
         "kv_capacity": dict(by_kernel["kv_capacity"]),
         **RELEASED_CODE["a6000"],
         "about": "derived from the A100, see derivation",
-        "check": {
-            "standard_workflow_s": {
-                "cold": round(standard_workflow_s(model, BUDGET), 2),
-                "template_cached": round(standard_workflow_s(model, BUDGET, template_cached=True), 2),
-            }
-        },
+        "check": {"standard_workflow_s": _workflow_s(model)},
     }
 
 
@@ -226,6 +252,14 @@ def _a6000_derivation(
         for name, m in models.items()
     )
     decode, compute, bandwidth = _a6000_factors()
+    shape, cards = a100.shape, a100.tensor_parallel
+    # all weights but the table of embeddings, of which a step reads a row a token
+    read = gpus["a100"]["kv_capacity"]["weights_bytes"] - 2 * shape.vocabulary * shape.hidden
+    read_s = {gpu: read / cards / sheet.bandwidth for gpu, sheet in DATASHEETS.items()}
+    above = {
+        name: gpus[name]["latency"]["base_s"] / read_s[name.partition("-")[0]]
+        for name in ("a100", "l40s", "a6000-p2p", "a6000-allreduce")
+    }
     text = A6000_DERIVATION.format(
         to_l40s=seconds["a6000"] / seconds["l40s"],
         pub_l40s=published["a6000"] / published["l40s"],
@@ -237,5 +271,11 @@ def _a6000_derivation(
         compute=compute,
         bandwidth=bandwidth,
         table=table,
+        roof=1e3 * read_s["a6000"],
+        base=1e3 * models["a6000"].base_s,
+        least=min(above["a100"], above["l40s"]),
+        most=max(above["a100"], above["l40s"]),
+        p2p=above["a6000-p2p"],
+        slow=above["a6000-allreduce"],
     )
     return wrapped(text)

@@ -85,6 +85,14 @@ class Cluster:
     def __len__(self) -> int:
         return len(self.instances)
 
+    @property
+    def price_per_hour(self) -> float | None:
+        """$ an hour for all GPUs of all instances; None where one has no price."""
+        prices = [i.price_per_hour for i in self.instances]
+        if None in prices:
+            return None
+        return sum(i.price_per_hour * i.tensor_parallel for i in self.instances)
+
 
 def kv_bytes_per_token(
     layers: int, kv_heads: int, head_dim: int, bytes_per_value: float, tensor_parallel: int = 1

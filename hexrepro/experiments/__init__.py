@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 RUNNERS = {
     "compare": "hexrepro.experiments.compare:run",
     "goodput": "hexrepro.experiments.goodput:run",
+    "plan": "hexrepro.experiments.plan:run",
     "scale": "hexrepro.experiments.scale:run",
     "tune": "hexrepro.experiments.tune:run",
     "alpha_sensitivity": "hexrepro.experiments.alpha_sensitivity:run",

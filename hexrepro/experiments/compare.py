@@ -41,7 +41,7 @@ def run(job: Job) -> None:
             outcome = Outcome(setting, results, summarise(setting, results, settings))
             outcomes.append(outcome)
             progress.setting_done(short(setting, settings))
-            columns = tables.columns(settings.slo_scale)
+            columns = tables.columns(settings.slo_scale, setting.cluster.price_per_hour is not None)
             printed.add(
                 tables.comparison_table(
                     describe(setting, settings), outcome.rows, columns, settings.confidence

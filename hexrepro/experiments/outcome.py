@@ -13,7 +13,7 @@ from hexrepro.experiments.settings import Settings
 from hexrepro.experiments.tidy import ALL
 from hexrepro.report import tables
 from hexrepro.report.intervals import Interval, mean_interval, ratio_interval
-from hexrepro.report.metrics import jain_index, measure, middle
+from hexrepro.report.metrics import cost_per_1000, jain_index, measure, middle, throughput_qps
 
 FOCUS = "hexgen_flow"
 
@@ -149,6 +149,10 @@ def _samples(setting: Setting, result: CellResult, settings: Settings) -> dict[s
         for tenant, queries in counted(setting, settings).items()
     }
     found[ALL] |= result.engine
+    if setting.cluster.price_per_hour is not None:
+        # of all queries, whichever count: the instances are paid for all the while
+        throughput = throughput_qps(result.arrival_s, result.finish_s)
+        found[ALL]["cost_per_1000"] = cost_per_1000(setting.cluster.price_per_hour, throughput)
     if len(found) > 1:
         shares = np.stack([of["attainment"] for tenant, of in found.items() if tenant != ALL], axis=-1)
         found[ALL]["jain_attainment"] = jain_index(shares)

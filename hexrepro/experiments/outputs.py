@@ -83,8 +83,12 @@ def all_or_nothing(run_dir: Path) -> Iterator[Path]:
     part = Path(tempfile.mkdtemp(prefix=".part-", dir=run_dir))
     try:
         yield part
-        for file in sorted(part.iterdir()):
-            os.replace(file, run_dir / file.name)
+        for file in sorted(part.rglob("*")):
+            place = run_dir / file.relative_to(part)
+            if file.is_dir():
+                place.mkdir(exist_ok=True)  # one of an earlier run keeps its other files
+            else:
+                os.replace(file, place)
     finally:
         shutil.rmtree(part, ignore_errors=True)
 

@@ -83,6 +83,17 @@ def goodput_qps(arrival_s: np.ndarray, finish_s: np.ndarray, slo_s: np.ndarray) 
     return _rate(finish_s - arrival_s <= slo_s, arrival_s, finish_s)
 
 
+def cost_per_1000(price_per_hour: float, throughput: np.ndarray) -> np.ndarray:
+    """$ for 1 000 completed queries: $ an hour times the makespan (first arrival to last finish) over the queries completed.
+
+    price_per_hour: of all GPUs of the cluster; throughput: float[...] queries/s, of `throughput_qps`. Returns float[...], `inf`
+    where nothing completes. It is the money for a cluster kept for this load alone and given back at the end; in a short run
+    the time in which the last queries drain weighs in it.
+    """
+    with np.errstate(divide="ignore"):
+        return price_per_hour / 3600 * 1000 / np.asarray(throughput, np.float64)
+
+
 def _rate(counted: np.ndarray, arrival_s: np.ndarray, finish_s: np.ndarray) -> np.ndarray:
     finished = np.isfinite(finish_s)
     last = np.max(np.where(finished, finish_s, -np.inf), axis=-1)

@@ -33,8 +33,9 @@ class Row:
     ratios: Mapping[str, Interval] | None
 
 
-def columns(slo_scale: float) -> list[Column]:
-    """What a comparison shows."""
+def columns(slo_scale: float, priced: bool = False) -> list[Column]:
+    """What a comparison shows; with the cost where the prices of all instances are known."""
+    cost = [Column("cost_per_1000", "$ per 1 000\nqueries", 2)] if priced else []
     return [
         Column("mean_s", "mean\ns", 1),
         Column("p50_s", "P50\ns", 1),
@@ -44,6 +45,7 @@ def columns(slo_scale: float) -> list[Column]:
         Column("attainment", f"SLO × {slo_scale:g}\nattained, %", 1, scale=100.0),
         Column("scale_at_95", "SLO scale\nat 95 %", 2),
         Column("scale_at_99", "SLO scale\nat 99 %", 2),
+        *cost,
     ]
 
 
@@ -142,11 +144,14 @@ def factor(interval: Interval) -> str:
     value, low, high = (float(x) for x in interval)
     if not np.isfinite(value):
         return "–"
-    if not (np.isfinite(low) and np.isfinite(high)):
+    if np.isnan(low) or (low <= 0 and np.isinf(high)):  # one run
         return f"{value:.2f} ×"
-    return f"{value:.2f} × ({low:.2f}–{high:.2f}){' tie' if interval.is_tie else ''}"
+    most = "∞" if np.isinf(high) else f"{high:.2f}"
+    return f"{value:.2f} × ({low:.2f}–{most}){' tie' if interval.is_tie else ''}"
 
 
 def _inverse(interval: Interval) -> Interval:
+    """A ratio turned round; an end at or below 0 (few seeds, or one) becomes infinity."""
     with np.errstate(divide="ignore"):
-        return Interval(1.0 / interval.value, 1.0 / interval.high, 1.0 / interval.low)
+        value, low, high = (np.divide(1.0, np.maximum(x, 0.0)) for x in interval)
+        return Interval(value, high, low)
