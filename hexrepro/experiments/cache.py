@@ -7,9 +7,11 @@ name in one step once it is complete, so an interrupted run leaves either a whol
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import tempfile
+import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
@@ -83,7 +85,9 @@ def check_cache_dir() -> Path:
 
 def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
     """Let `write` make a file under another name, then give it its own in one step."""
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    part = path.with_name(
+        f"{path.name}.{uuid.uuid4().hex}.part"
+    )  # machines that share the directory share process ids
     try:
         write(part)
         os.replace(part, path)
@@ -94,7 +98,11 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
 
 def prune(directory: Path, limit_bytes: int = LIMIT_BYTES) -> None:
     """Forget the entries that were not used for longest until the cache is within its limit."""
-    entries = sorted((f.stat().st_mtime, f.stat().st_size, f) for f in directory.glob("*.parquet"))
+    entries = []
+    for file in directory.glob("*.parquet"):
+        with contextlib.suppress(FileNotFoundError):  # another process prunes as well
+            entries.append((file.stat().st_mtime, file.stat().st_size, file))
+    entries.sort()
     total = sum(size for _, size, _ in entries)
     for _, size, file in entries:
         if total <= limit_bytes:

@@ -6,7 +6,6 @@ Parquet files: one row a query, one row an instance, and one row a call where th
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from hexrepro.cluster.types import Cluster
 from hexrepro.experiments.cache import code_version, fingerprint, write_atomically
 from hexrepro.report.metrics import quantile
 from hexrepro.scheduling import Policy
+from hexrepro.scheduling.sources import digest
 from hexrepro.simulator import EngineOptions
 from hexrepro.simulator.results import INSTANCE_COUNTS
 from hexrepro.workload.types import Workload
@@ -253,6 +253,5 @@ def parquet_options(schema: pa.Schema) -> dict:
 
 
 def _rule_sources(policy: Policy) -> tuple[str, ...]:
-    """Hashes of the files in which the policy's rules are written: they may lie outside the package."""
-    files = {rule.function.__code__.co_filename for rule in (policy.dispatch_rule, policy.queue_rule)}
-    return tuple(hashlib.sha256(Path(file).read_bytes()).hexdigest() for file in sorted(files))
+    """Digests of the policy's rules with all they use: they may lie outside the package."""
+    return tuple(digest(rule.function) for rule in (policy.dispatch_rule, policy.queue_rule))

@@ -1,7 +1,8 @@
 """From a command line to an experiment, by way of Hydra.
 
-Hydra composes the config, makes the run directory and does `-m` sweeps. We take its errors apart (`explain.py`) and
-leave no empty run directory behind when a mistake shows up.
+Hydra composes the config, makes the run directory and does `-m` sweeps, here or, by its launchers, in other processes and on
+other machines (`elsewhere.py`). We take its errors apart (`explain.py`) and leave no empty run directory behind when a
+mistake shows up.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ import hydra
 from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from hexrepro.errors import InputError
-from hexrepro.experiments import RUNNERS, Job
+from hexrepro.experiments import RUNNERS, Job, elsewhere
 from hexrepro.experiments.explain import explain, suggest
 from hexrepro.experiments.policy_group import register
 from hexrepro.paths import conf_dir
@@ -37,14 +38,19 @@ class _Mistake(BaseException):
 def launch(argv: list[str]) -> None:
     """Run what `argv` asks for. Raises InputError for a user's mistake."""
     flags = _parse(argv)
+    elsewhere.check_installed(flags.overrides)
+    started = elsewhere.started(flags.overrides)
+    OmegaConf.register_new_resolver("started", lambda: started, replace=True)
     config_dirs = [*([Path(flags.config_dir)] if flags.config_dir else []), conf_dir()]
     register(*config_dirs)
+    elsewhere.prefer_our_configs()
     before = sys.argv
     sys.argv = ["hexrepro", *_overrides_first(argv, flags.overrides)]
     # Hydra then raises instead of printing and exiting
     full_error, os.environ["HYDRA_FULL_ERROR"] = os.environ.get("HYDRA_FULL_ERROR"), "1"
     try:
-        hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")(_job)()
+        with elsewhere.jobs(slurm_name=f"hexrepro_{started}"):
+            hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")(_job)()
     except _Mistake as mistake:
         raise mistake.__cause__ from None
     except Exception as error:
@@ -78,8 +84,9 @@ def _overrides_first(argv: list[str], overrides: list[str]) -> list[str]:
     return [*overrides, *rest]
 
 
-def _job(cfg: DictConfig) -> None:
-    """One run: what Hydra calls once the config is composed and the run directory stands."""
+def _job(cfg: DictConfig) -> str | None:
+    """One run: what Hydra calls once the config is composed and the run directory stands. In another process than the one
+    that was launched, it returns the run directory."""
     hydra_cfg = HydraConfig.get()
     job = Job(
         cfg=cfg,
@@ -87,17 +94,30 @@ def _job(cfg: DictConfig) -> None:
         choices=dict(hydra_cfg.runtime.choices),
         overrides=list(hydra_cfg.overrides.task),
     )
-    try:
-        with _no_empty_directory(job.run_dir, sweep=hydra_cfg.mode == RunMode.MULTIRUN):
-            runner = RUNNERS.get(str(cfg.run))
-            if runner is None:
-                raise InputError(f"run={cfg.run} is unknown{suggest(str(cfg.run), RUNNERS)}")
-            module, function = runner.split(":")
+    sweep = hydra_cfg.mode == RunMode.MULTIRUN
+    if elsewhere.here():
+        try:
+            _run(job, sweep)
+        except InputError as mistake:
+            raise _Mistake from mistake
+        return None
+    with elsewhere.told_in_one_line():
+        elsewhere.share_cores(cfg)
+        _run(job, sweep)
+    return str(job.run_dir)
+
+
+def _run(job: Job, sweep: bool) -> None:
+    """Raises InputError for a user's mistake."""
+    with _no_empty_directory(job.run_dir, sweep):
+        runner = RUNNERS.get(str(job.cfg.run))
+        if runner is None:
+            raise InputError(f"run={job.cfg.run} is unknown{suggest(str(job.cfg.run), RUNNERS)}")
+        module, function = runner.split(":")
+        try:
             getattr(importlib.import_module(module), function)(job)
-    except InputError as mistake:
-        raise _Mistake from mistake
-    except OmegaConfBaseException as error:
-        raise _Mistake from InputError(explain(error))
+        except OmegaConfBaseException as error:
+            raise InputError(explain(error)) from error
 
 
 @contextmanager

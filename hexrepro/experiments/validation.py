@@ -104,7 +104,7 @@ def _measure(case: Case, settings: Settings, options: Options, policies: Sequenc
     kept: dict[tuple[str, str], list] = {}
     with Lab(case.fleet, case.folder, case.shared, options.queue_mode, _say) as lab:
         slowdown = lab.core_slowdown()  # before there are servers
-        lab.profile()
+        lab.profile(case.workload)
         cluster, api_s = lab.cluster(), lab.api_s
         loads = loads_of(case, cluster, settings, options, policies)
         gateway_s = lab.gateway_s(policies[0], case.workload)

@@ -10,16 +10,18 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from hexrepro.report.charts import plain_log
-from hexrepro.report.style import BLACK, ORANGE, PAGE_IN, drawing, headline, line_of, name_of
+from hexrepro.report.style import GREY, ORANGE, PAGE_IN, Colour, drawing, headline, line_of, name_of
 
-LOOKS = {"fixed": (ORANGE, "-", "fixed placement")}
+LOOKS: dict[str, tuple[Colour, str]] = {"fixed": (ORANGE, "fixed placement")}
+MEASURED = dict(ls="-", lw=3.0, zorder=2)  # below, light and thick
+SIMULATED = dict(ls=(0, (3, 1.2)), lw=1.1, zorder=3)  # above it, dark and dashed
 
 
 def agreement_figure(queries: pd.DataFrame, *, title: str) -> Figure:
     """A column for each load; above, each query's mean latency simulated against measured; below, the distributions.
 
-    queries: columns load, policy, measured_s, measured_sd_s, simulated_s, simulated_sd_s. The bars are one standard
-    deviation between replays, and between simulations.
+    queries: columns load, policy, rate_qps, measured_s, measured_sd_s, simulated_s, simulated_sd_s. The bars are one standard
+    deviation between replays, and between simulations. Below, a policy's two curves are shades of its colour.
     """
     loads = list(dict.fromkeys(queries["load"]))
     policies = list(dict.fromkeys(queries["policy"]))
@@ -32,8 +34,9 @@ def agreement_figure(queries: pd.DataFrame, *, title: str) -> Figure:
         axes[0, 0].set_ylabel("simulated latency of a query (s)")
         axes[1, 0].set_ylabel("share of queries")
         handles = [Line2D([], [], color=_look(p)[0], ls="", marker="o", ms=4) for p in policies]
-        labels = [_look(p)[2] for p in policies]
-        handles += [Line2D([], [], color=BLACK, lw=1.6), Line2D([], [], color=BLACK, lw=1.0, ls=":")]
+        labels = [_look(p)[1] for p in policies]
+        handles += [Line2D([], [], color=_lighter(GREY), **MEASURED)]
+        handles += [Line2D([], [], color=_darker(GREY), **SIMULATED)]
         figure.legend(
             handles,
             [*labels, "measured", "simulated"],
@@ -45,8 +48,22 @@ def agreement_figure(queries: pd.DataFrame, *, title: str) -> Figure:
     return figure
 
 
-def _look(policy: str) -> tuple:
-    return LOOKS.get(policy) or (*line_of(policy), name_of(policy))
+def _look(policy: str) -> tuple[Colour, str]:
+    return LOOKS.get(policy) or (line_of(policy)[0], name_of(policy))
+
+
+def _lighter(colour: Colour) -> Colour:
+    return _towards(colour, 1.0, 0.5)
+
+
+def _darker(colour: Colour) -> Colour:
+    return _towards(colour, 0.0, 0.25)
+
+
+def _towards(colour: Colour, end: float, share: float) -> Colour:
+    """Mixed with that share of black (0) or white (1)."""
+    red, green, blue = ((1 - share) * c + share * end for c in colour)
+    return red, green, blue
 
 
 def _scatter(ax, of: pd.DataFrame, policies: Sequence[str]) -> None:
@@ -78,12 +95,9 @@ def _distributions(ax, of: pd.DataFrame, policies: Sequence[str]) -> None:
     for policy in policies:
         part = of[of["policy"] == policy]
         share = (np.arange(len(part)) + 1) / len(part)
-        for column, style, width in (("measured_s", "-", 1.6), ("simulated_s", ":", 1.0)):
-            values = np.sort(part[column].to_numpy())
-            colour = _look(policy)[0] if style == "-" else BLACK
-            ax.step(
-                values, share, where="post", ls=style, lw=width, color=colour, zorder=3 if style == ":" else 2
-            )
+        colour = _look(policy)[0]
+        for column, shade, line in (("measured_s", _lighter, MEASURED), ("simulated_s", _darker, SIMULATED)):
+            ax.step(np.sort(part[column].to_numpy()), share, where="post", color=shade(colour), **line)
     plain_log(ax, "x")
     ax.set_ylim(0, 1.02)
     ax.set_xlabel("latency of a query (s)")

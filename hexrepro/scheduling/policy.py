@@ -1,7 +1,8 @@
 """A policy: a dispatch rule and a queue rule with their parameters, under a name.
 
-The named ones are the YAML files of `conf/policy`. A rule is named by its function in `dispatch.py` or `queues.py`, or,
-for a rule of your own, as `package.module:function` or `path/to/file.py:function`.
+The named ones are the YAML files of `conf/policy`, and those that installed packages offer (`hexrepro/installed.py`). A rule
+is named by its function in `dispatch.py` or `queues.py`, or, for a rule of your own, as `package.module:function` or
+`path/to/file.py:function`.
 """
 
 import difflib
@@ -17,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from hexrepro.errors import InputError
+from hexrepro.installed import GROUP, installed_policies, source_of
 from hexrepro.paths import conf_dir
 from hexrepro.scheduling import dispatch as dispatch_rules
 from hexrepro.scheduling import queues as queue_rules
@@ -77,12 +79,26 @@ class Policy:
 
 
 def policy_names() -> list[str]:
-    """The policies that can be given by name."""
-    return sorted(path.stem for path in (conf_dir() / "policy").glob("*.yaml"))
+    """The policies that can be given by name: those of `conf/policy`, and those of installed packages."""
+    return sorted({path.stem for path in _files()} | set(installed_policies()))
+
+
+def policy_sources() -> dict[str, str]:
+    """Name -> where the policy comes from: 'built in', or the package and its version."""
+    ours = {path.stem for path in _files()}
+    theirs = {name: source_of(found) for name, found in installed_policies().items()}
+    return {name: "built in" if name in ours else theirs[name] for name in policy_names()}
+
+
+def _files() -> list[Path]:
+    return sorted((conf_dir() / "policy").glob("*.yaml"))
 
 
 def load_policy(spec: "str | Path | Mapping | Policy") -> Policy:
-    """A policy from its name, from the path of a YAML file, or from a mapping with the file's content."""
+    """A policy from its name, from the path of a YAML file, or from a mapping with the file's content.
+
+    Of a name that `conf/policy` has and a package offers too, the policy of `conf/policy` is taken.
+    """
     if isinstance(spec, Policy):
         return spec
     if isinstance(spec, Mapping):
@@ -93,6 +109,8 @@ def load_policy(spec: "str | Path | Mapping | Policy") -> Policy:
             raise InputError(f"policy {path}: no such file")
     else:
         path = conf_dir() / "policy" / f"{spec}.yaml"
+        if not path.is_file() and str(spec) in installed_policies():
+            return load_installed(str(spec))
         if not path.is_file():
             near = difflib.get_close_matches(str(spec), policy_names(), 1)
             hint = f"did you mean {near[0]}? " if near else ""
@@ -108,6 +126,40 @@ def load_policy(spec: "str | Path | Mapping | Policy") -> Policy:
     if not isinstance(content, dict):
         raise InputError(f"policy {path}: must hold the fields name, dispatch and queue, got {content!r}")
     return _from_mapping(content, str(path))
+
+
+def load_installed(name: str) -> Policy:
+    """The policy of this name that an installed package offers: a Policy, a mapping of its fields, or a YAML file's path."""
+    entries = installed_policies()[name]
+    source = f"policy {name} of {source_of(entries)}"
+    if len(entries) > 1:
+        raise InputError(
+            f"{source}: two packages offer this name; uninstall one, or name its rules in a YAML file"
+        )
+    try:
+        offered = entries[0].load()
+    except (
+        Exception,
+        SystemExit,
+    ) as error:  # it is the package's code that is run here, and it may raise anything
+        message = " ".join(str(error).split())
+        raise InputError(f"{source}: {entries[0].value}: {type(error).__name__}: {message}") from error
+    is_file = isinstance(offered, str | Path) and Path(offered).suffix in (".yaml", ".yml")
+    if not (is_file or isinstance(offered, Policy | Mapping)):
+        raise InputError(
+            f"{source}: {entries[0].value} is a {type(offered).__name__}; an entry point of {GROUP} must name a Policy,"
+            " a mapping with a policy's fields, or the path of a YAML file"
+        )
+    policy = load_policy(offered)
+    if policy.name != name:
+        raise InputError(f"{source}: its name is {policy.name}; it must be the entry point's, {name}")
+    return policy
+
+
+def fields_of(policy: Policy) -> dict:
+    """A policy as the content of a YAML file."""
+    content = {name: getattr(policy, name) for name in Policy.__dataclass_fields__}
+    return {name: dict(value) if isinstance(value, Mapping) else value for name, value in content.items()}
 
 
 def _from_mapping(content: dict, source: str) -> Policy:
@@ -137,18 +189,42 @@ def _find_rule(policy: str, kind: str, name: str, builtin) -> Rule:
                 f"policy {policy}: {kind} rule {name!r} is unknown (one of: {', '.join(known)}, or package.module:function)"
             )
         return rule
-    where, function = name.rsplit(":", 1)
-    try:
-        module = _load_file(Path(where)) if where.endswith(".py") else importlib.import_module(where)
-    except Exception as error:  # it is the user's code that is run here, and it may raise anything
-        message = " ".join(str(error).split())
-        raise InputError(f"policy {policy}: {kind}={name!r}: {type(error).__name__}: {message}") from error
-    rule = getattr(module, function, None)
+    rule = _attribute(name, f"policy {policy}: {kind}={name!r}")
     if not isinstance(rule, Rule) or rule.signature() != _signature(kind):
+        where, function = name.rsplit(":", 1)
         raise InputError(
             f"policy {policy}: {kind}={name!r}: {function} in {where} is not decorated with @{kind}_rule()"
         )
     return rule
+
+
+def rule_at(name: str) -> tuple[str, Rule]:
+    """The rule at `path/to/file.py:function` or `package.module:function`, and its kind: dispatch or queue."""
+    rule = _attribute(name, f"rule {name!r}")
+    for kind in ("dispatch", "queue"):
+        if isinstance(rule, Rule) and rule.signature() == _signature(kind):
+            return kind, rule
+    raise InputError(f"rule {name!r}: it is not decorated with @dispatch_rule() or @queue_rule()")
+
+
+def _attribute(name: str, whose: str):
+    """What a file or module holds under a name."""
+    where, function = name.rsplit(":", 1)
+    try:
+        module = _load_file(Path(where)) if where.endswith(".py") else importlib.import_module(where)
+    except InputError as mistake:  # of a decorator
+        raise InputError(f"{whose}: {mistake}") from mistake
+    except (Exception, SystemExit) as error:  # the user's code is run here, and it may raise anything
+        message = " ".join(str(error).split())
+        raise InputError(f"{whose}: {type(error).__name__}: {message}") from error
+    if not hasattr(module, function):
+        near = difflib.get_close_matches(
+            function, [n for n, r in vars(module).items() if isinstance(r, Rule)], 1
+        )
+        raise InputError(
+            f"{whose}: {where} has no {function!r}{f'; did you mean {near[0]}?' if near else ''}"
+        )
+    return getattr(module, function)
 
 
 def _signature(kind: str):

@@ -7,6 +7,7 @@ have: see `samplers.py`.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -130,6 +131,7 @@ def _ask_and_tell(
             for number in range(begin, min(begin + sampling.batch, total)):
                 study.sampler = samplers.of_trial(number)
                 asked.append(study.ask(distributions))
+                asked[-1].set_user_attr(PLACE, number)
             means = evaluate([t.params for t in asked]).mean(axis=-1)
             for trial, values in zip(asked, means.T, strict=True):
                 study.tell(trial, [float(v) for v in values])
@@ -139,10 +141,16 @@ def _ask_and_tell(
         return [space.clean(t.params) for t in study.get_trials(deepcopy=False)]
 
 
+PLACE = (
+    "place"  # of a trial in its search; its number in a storage may differ when several processes write there
+)
+
+
 class _Copy:
     """Copies a study's finished trials to a storage, beside the simulation: databases take their time to commit.
 
-    `trials`: those that the storage held already.
+    Several processes may run one search with one storage: all propose the same trials in the same order, so whoever comes
+    later leaves out what is there. `trials`: those that the storage held already, from the first on without a gap.
     """
 
     def __init__(
@@ -155,7 +163,8 @@ class _Copy:
                 storage=storage, study_name=study_name, directions=directions, load_if_exists=True
             )
             finished = self._study.get_trials(states=(TrialState.COMPLETE,))
-            self.trials = sorted(finished, key=lambda t: t.number)
+            by_place = {_place(t): t for t in sorted(finished, key=lambda t: t.number, reverse=True)}
+            self.trials = [by_place[i] for i in itertools.takewhile(by_place.__contains__, itertools.count())]
             self._writer = ThreadPoolExecutor(1)
 
     def __enter__(self) -> _Copy:
@@ -168,7 +177,11 @@ class _Copy:
         self._wait()
         new = list(trials[len(self.trials) :])
         self.trials += new
-        self._writing = self._writer.submit(self._study.add_trials, new)
+        self._writing = self._writer.submit(self._add, new)
+
+    def _add(self, new: Sequence[optuna.trial.FrozenTrial]) -> None:
+        there = {_place(trial) for trial in self._study.get_trials(deepcopy=False)}
+        self._study.add_trials([trial for trial in new if _place(trial) not in there])
 
     def _wait(self) -> None:
         if self._writing is not None:
@@ -179,3 +192,7 @@ class _Copy:
             self._writer.shutdown()  # what has been simulated is written, Ctrl-C or not
             if kind is None:
                 self._wait()
+
+
+def _place(trial: optuna.trial.FrozenTrial) -> int:
+    return trial.user_attrs.get(PLACE, trial.number)

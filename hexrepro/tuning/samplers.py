@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -179,7 +180,7 @@ def open_storage(storage: str | None) -> optuna.storages.BaseStorage | None:
             from optuna.storages.journal import JournalFileBackend
 
             return optuna.storages.JournalStorage(JournalFileBackend(str(path)))
-        kept = optuna.storages.RDBStorage(storage)
+        kept = _database(storage)
         if storage.startswith("sqlite"):
             sqlalchemy.event.listen(kept.engine, "connect", _commit_fast)
             kept.engine.dispose()  # connections that were made before
@@ -191,6 +192,23 @@ def open_storage(storage: str | None) -> optuna.storages.BaseStorage | None:
         raise InputError(
             f"tuning.storage={storage} cannot be opened ({message}); give sqlite:///FILE, journal:FILE, or null"
         ) from error
+
+
+def _database(storage: str) -> optuna.storages.RDBStorage:
+    """Several processes may find a new database at once; who comes second to make a table finds it there on another try."""
+    for left in range(9, -1, -1):
+        try:
+            return optuna.storages.RDBStorage(storage)
+        except (
+            sqlalchemy.exc.OperationalError,
+            sqlalchemy.exc.IntegrityError,
+            sqlalchemy.exc.ProgrammingError,
+        ) as error:
+            busy = any(word in str(error) for word in ("already exists", "locked", "UNIQUE", "duplicate key"))
+            if not busy or left == 0:
+                raise
+            time.sleep(0.1)
+    raise AssertionError
 
 
 def _commit_fast(connection, _record) -> None:

@@ -34,7 +34,10 @@ OWN = {
         "workers=1", "day.phases=[{duration_s:120,rate_qps:0.2,trace:tiny}]", "fixed=[0.0]",
         "day.changes=[{at_s:40,event:slow,instance:a100-0,factor:2.0}]", "hindsight.candidates=[0.0]",
     ),
-    "scale": ("scale.scale_outs=[1,2]", "scale.queries=3", "scale.in_flight=[3,5]", "scale.repeats=2"),
+    "plan": ("plan.gpus=[h100:1,b200:1]", "plan.trials=2", "plan.alphas=2"),
+    "scale": (
+        "policy=[vllm,hexgen_flow]", "scale.scale_outs=[1,2]", "scale.queries=3", "scale.in_flight=[3,5]", "scale.repeats=2",
+    ),
 }  # fmt: skip
 
 

@@ -31,6 +31,15 @@ def test_factor():
     assert tables.factor(Interval(np.nan, np.nan, np.nan)) == "–"
 
 
+def test_factors_turned_round_of_one_run_and_of_few():
+    def turned(*interval: float) -> str:
+        return tables.factor(tables._inverse(Interval(*interval)))
+
+    assert turned(0.5, 0.4, 0.8) == "2.00 × (1.25–2.50)"
+    assert turned(0.5, -np.inf, np.inf) == "2.00 ×"
+    assert turned(0.5, -0.1, 1.25) == "2.00 × (0.80–∞) tie"
+
+
 def rows() -> list[tables.Row]:
     same = {c.metric: Interval(2.0, 1.9, 2.1) for c in tables.columns(5.0)}
     better = dict.fromkeys(same, Interval(0.5, 0.4, 0.6))

@@ -21,10 +21,12 @@ SMALL = ("seeds=3", "selection.seeds=2", "workload.n_queries=4", "workload.rate_
 
 
 @pytest.fixture
-def run(tmp_path, cell_cache, fake_simulator):
+def run(tmp_path, cell_cache, fake_simulator, request):
     """Run an experiment; returns its run directory."""
 
     def run(*argv: str, name: str = "run"):
+        if "experiment=tune" in argv:
+            request.getfixturevalue("no_sweep")
         where = "hydra.sweep.dir" if "experiment=alpha_sensitivity" in argv else "hydra.run.dir"
         assert main([*argv, f"{where}={tmp_path / name}"]) == 0
         return tmp_path / name
