@@ -23,41 +23,37 @@ import logging
 import signal
 import sys
 
-from hexrepro.errors import InputError
+from hexrepro.errors import InputError, command
 from hexrepro.paths import conf_dir
 
 
-def main(argv: list[str] | None = None) -> int:
+@command()
+def main(argv: list[str]) -> int:
     """Run until told to stop; returns the exit code."""
-    argv = sys.argv[1:] if argv is None else argv
     if not argv or argv[0] in ("-h", "--help"):
         print(__doc__)
         print((conf_dir() / "serving" / "gateway.yaml").read_text())
         return 0
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     try:
-        try:
-            from hexrepro.serving.check import check
-            from hexrepro.serving.gateway import Gateway
-        except ModuleNotFoundError as error:
-            raise InputError(f"{error.name} is missing: pip install 'hexrepro[serving]'") from error
-        from hexrepro.serving.config import load_serving, parse_overrides
+        from hexrepro.serving.check import check
+        from hexrepro.serving.gateway import Gateway
+    except ModuleNotFoundError as error:
+        raise InputError(f"{error.name} is missing: pip install 'hexrepro[serving]'") from error
+    from hexrepro.serving.config import load_serving, parse_overrides
 
-        overrides = parse_overrides(argv)
-        only_check = overrides.pop("check", False)
-        if not isinstance(only_check, bool):
-            raise InputError(f"serving: check={only_check!r} must be true or false")
+    overrides = parse_overrides(argv)
+    only_check = overrides.pop("check", False)
+    if not isinstance(only_check, bool):
+        raise InputError(f"serving: check={only_check!r} must be true or false")
+    try:
         gateway = Gateway(load_serving(overrides))
         if only_check:
             return 0 if _runner()(check(gateway.serving)) else 1
         _allow_many_connections()
         return _runner()(_serve(gateway))
-    except (InputError, OSError) as mistake:
-        print(f"hexrepro: {' '.join(str(mistake).split())}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("hexrepro: interrupted", file=sys.stderr)
-        return 1
+    except OSError as error:
+        raise InputError(f"serving: {error}") from error
 
 
 def _allow_many_connections() -> None:

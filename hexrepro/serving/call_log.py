@@ -1,4 +1,4 @@
-"""A log of finished calls, one JSON object a line: what a trace needs, and never a prompt, an answer or a key.
+"""A log of calls that ended, one JSON object a line: what a trace needs, and never a prompt, an answer or a key.
 
 The gateway writes one when it is told a file (`call_log=FILE`); agents write their own, which `hexrepro.workload` reads as a
 trace in the same way. Lines are appended whole, so a log that was cut off lacks at most its last line.
@@ -24,8 +24,9 @@ class CallRecord:
     after          the calls that this one waited for
     slo_s          seconds that the whole query may take
     issued_s       when the client sent it; first_token_s, finished_s as the client saw them
-    input_tokens   of the prompt, those found in the prefix cache (cached_tokens) included
-    ended          done, or how it failed: failed, broken, rejected, cancelled
+    input_tokens   of the prompt, those found in the prefix cache (cached_tokens) included; 0 where it was not read
+    ended          done, or how it failed: failed, broken, rejected, cancelled; or why the gateway turned it away before it had
+                   a place at an instance: refused_overload, refused_tenant, refused_no_instance, refused_draining
     """
 
     query: str
@@ -34,7 +35,7 @@ class CallRecord:
     stage: str
     tenant: str
     slo_s: float | None
-    model: str
+    model: str | None
     issued_s: float
     first_token_s: float | None
     finished_s: float

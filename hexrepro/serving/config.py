@@ -35,8 +35,9 @@ from hexrepro.cluster.profiles import load_cluster, read_profile
 from hexrepro.cluster.types import Cluster
 from hexrepro.errors import InputError
 from hexrepro.paths import conf_dir
-from hexrepro.serving.coordinator import Options
 from hexrepro.serving.learning import Beliefs, Place
+from hexrepro.serving.options import Options
+from hexrepro.serving.ranges import check_numbers
 from hexrepro.serving.upstream import Timeouts
 from hexrepro.workload.workflow import read_yaml
 
@@ -65,6 +66,7 @@ class Settings:
     max_waiting: int = 1000
     max_under_way: int = 0
     attempts: int = 3
+    retry_share: float = 0.2
     patience_s: float = 30.0
     failures: int = 3
     pause_s: float = 0.5
@@ -81,10 +83,12 @@ class Settings:
     coordinator: Options = field(default_factory=Options)
 
     def __post_init__(self) -> None:
-        _check_numbers(
-            self, "serving", zero=("max_waiting", "max_under_way", "drain_s", "port", "patience_s")
+        check_numbers(
+            self,
+            "serving",
+            zero=("max_waiting", "max_under_way", "drain_s", "port", "patience_s", "retry_share"),
         )
-        _check_numbers(self.timeouts, "serving.timeouts")
+        check_numbers(self.timeouts, "serving.timeouts")
         if self.port > 65535:
             raise InputError(f"serving: port={self.port} must be at most 65535; 0 takes any that is free")
         if self.call_log is not None and not (isinstance(self.call_log, str) and self.call_log):
@@ -314,26 +318,14 @@ def _make(kind: type, content: Any, place: str):
     _known(content, tuple(f.name for f in fields(kind)), place)
     hints = get_type_hints(kind)
     for name, value in content.items():
-        want = hints[name]
+        want = hints[name]  # numbers are checked by the class itself
         if want is float and isinstance(value, int) and not isinstance(value, bool):
             content = {**content, name: float(value)}
-        elif want in (int, float, str, bool) and (
-            not isinstance(value, want) or (isinstance(value, bool) and want is not bool)
-        ):
-            words = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
-            raise InputError(f"{place}: {name}={value!r} must be {words[want]}")
+        elif want in (str, bool) and not isinstance(value, want):
+            raise InputError(
+                f"{place}: {name}={value!r} must be {'text' if want is str else 'true or false'}"
+            )
     return kind(**content)
-
-
-def _check_numbers(of: Any, place: str, zero: tuple[str, ...] = ()) -> None:
-    for f in fields(of):
-        value = getattr(of, f.name)
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            least = value >= 0 if f.name in zero else value > 0
-            if not least or value == float("inf"):
-                raise InputError(
-                    f"{place}: {f.name}={value!r} must be {'0 or more' if f.name in zero else 'above 0'}"
-                )
 
 
 def parse_overrides(argv: list[str]) -> dict[str, Any]:

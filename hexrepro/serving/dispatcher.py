@@ -8,7 +8,8 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from hexrepro.serving.config import Serving
@@ -16,9 +17,11 @@ from hexrepro.serving.coordinator import Coordinator, NoInstance, Placement
 from hexrepro.serving.events import usage_tokens
 from hexrepro.serving.health import Watch
 from hexrepro.serving.metrics import Metrics
-from hexrepro.serving.protocol import Asked, Refused
+from hexrepro.serving.protocol import Asked
 from hexrepro.serving.queueing import Lane, priority
 from hexrepro.serving.recorder import Recorder
+from hexrepro.serving.refusals import draining, given_up, nobody, queues_full, tenants_limit
+from hexrepro.serving.retries import RetryBudget
 from hexrepro.serving.tokens import PromptTokens
 from hexrepro.serving.upstream import Failed, Stream, Upstream, Whole
 
@@ -26,7 +29,7 @@ log = logging.getLogger("hexrepro.serving")
 
 _USAGE = {"include_usage": True}
 
-Send = Callable[[Upstream, str, bytes], Awaitable[Whole | Stream]]
+Send = Callable[[Upstream, str, bytes, bytes], Awaitable[Whole | Stream]]
 
 
 @dataclass(slots=True, eq=False)
@@ -59,6 +62,7 @@ class Dispatcher:
         self.calls: dict[int, Live] = {}
         self.under_way: dict[str, int] = {}  # calls that were let in, by tenant
         self._in = 0  # calls that were let in
+        self._reading = 0  # calls of which the body is on its way
         self.now_s = time.monotonic
         engine = self.settings.mode == "engine"
         specs = serving.cluster.instances
@@ -70,6 +74,7 @@ class Dispatcher:
             Upstream(spec.name, url, self.settings.timeouts, key)
             for spec, url, key in zip(specs, serving.urls, serving.keys, strict=True)
         ]
+        self.retries = RetryBudget(self.settings.retry_share, sum(lane.slots for lane in self.lanes))
         self.watch = Watch(self.upstreams, self.settings, coordinator, metrics, self._lane_closed, self._pump)
         self.tokens = PromptTokens(self._ask_tokens if self.settings.tokenize == "upstream" else None)
 
@@ -77,38 +82,33 @@ class Dispatcher:
 
     def check_load(self) -> None:
         """Refuse what would only wait behind full queues. Raises Refused."""
-        waiting = self._in - (
-            len(self.calls) - self.coordinator.waiting()
-        )  # those on their way to a lane included
+        sent = len(self.calls) - self.coordinator.calls_waiting
+        waiting = self._reading + self._in - sent  # those on their way to a lane included
         if waiting < self.settings.max_waiting:
             return
         is_open = self.coordinator.is_open
         free = sum(lane.free for m, lane in enumerate(self.lanes) if is_open[m])
         if waiting >= self.settings.max_waiting + free:
-            self.metrics.refused.labels("overload").inc()
-            raise Refused(
-                429,
-                "All queues are full.",
-                code="overloaded",
-                kind="rate_limit_error",
-                retry_after_s=self._until_room_s(),
-            )
+            raise queues_full(self._until_room_s())
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """While the body of a call comes, it counts as a call that waits: bodies take memory."""
+        self._reading += 1
+        try:
+            yield
+        finally:
+            self._reading -= 1
 
     def let_in(self, tenant: str, most: int) -> None:
         """Count the call from here on; `let_out` must follow. `most`: of this tenant, 0 = any. Raises Refused."""
         here = self.under_way.get(tenant, 0)
         if most and here >= most:
-            self.metrics.refused.labels("tenant").inc()
-            raise Refused(
-                429,
-                f"The tenant has {most} calls under way, which is its limit.",
-                code="rate_limit_exceeded",
-                kind="rate_limit_error",
-                retry_after_s=1,
-            )
+            raise tenants_limit(most)
         self.check_load()
         self.under_way[tenant] = here + 1
         self._in += 1
+        self.retries.add()
 
     def let_out(self, tenant: str) -> None:
         self._in -= 1
@@ -142,8 +142,7 @@ class Dispatcher:
                 if self.stopping:
                     raise draining() from None
                 if self.now_s() >= deadline:
-                    self.metrics.refused.labels("no_instance").inc()
-                    raise _nobody() from None
+                    raise nobody() from None
             await self.watch.somebody(deadline - self.now_s())
 
     def _place(self, asked: Asked, tenant: str, tokens: int, arrived_s: float) -> Live:
@@ -198,7 +197,7 @@ class Dispatcher:
             upstream = await self._turn(live)
             live.instance = upstream.name
             try:
-                answer = await send(upstream, live.asked.path, self._upstream_body(live))
+                answer = await send(upstream, live.asked.path, self._upstream_body(live), live.asked.trace)
             except Failed as failure:
                 if (said := await self._failed(live, failure, attempt)) is not None:
                     return upstream, said
@@ -227,8 +226,10 @@ class Dispatcher:
             raise draining() from failure
         if failure.kind == "missing" and (not untried or attempt >= self.settings.attempts):
             return failure.answer
-        if attempt >= self.settings.attempts:
-            raise _given_up(failure, attempt) from failure
+        # a server that refuses the connection, or does not know the model, has had no work with it
+        free = failure.kind in ("refused", "missing")
+        if attempt >= self.settings.attempts or not (free or self.retries.take()):
+            raise given_up(failure, attempt) from failure
         if not untried and self.coordinator.is_open.any():  # the same again: not at once
             pause_s = self.settings.pause_s * 2.0 ** (attempt - 1)
             await asyncio.sleep(min(failure.retry_after_s or pause_s, self.settings.longest_pause_s))
@@ -253,7 +254,7 @@ class Dispatcher:
                 return
             except NoInstance:
                 if self.now_s() >= deadline:
-                    raise _nobody() from None
+                    raise nobody() from None
             await self.watch.somebody(deadline - self.now_s())
 
     def _move(self, live: Live) -> None:
@@ -359,27 +360,3 @@ class Dispatcher:
                     json.dumps({k: asked.body[k] for k in names if k in asked.body}).encode()
                 )
         return None
-
-
-def draining() -> Refused:
-    return Refused(503, "The gateway is shutting down.", code="draining", retry_after_s=1)
-
-
-def _nobody() -> Refused:
-    return Refused(503, "No instance is available at present.", code="no_instance", retry_after_s=1)
-
-
-def _given_up(failure: Failed, attempts: int) -> Refused:
-    if failure.kind == "busy":
-        return Refused(
-            429,
-            "The instances are busy.",
-            code="overloaded",
-            kind="rate_limit_error",
-            retry_after_s=max(1.0, failure.retry_after_s or 1.0),
-        )
-    return Refused(
-        failure.status,
-        f"{attempts} attempts failed, the last because {failure}.",
-        code="upstream_timeout" if failure.kind == "timeout" else "upstream_failed",
-    )

@@ -8,8 +8,10 @@ never logged.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import aiohttp
@@ -18,16 +20,20 @@ from aiohttp import web
 from hexrepro.errors import InputError
 from hexrepro.scheduling.policy import Policy, load_policy
 from hexrepro.serving import headers as names
+from hexrepro.serving.about import About
 from hexrepro.serving.access import Access
 from hexrepro.serving.config import Serving
 from hexrepro.serving.connections import Lost
 from hexrepro.serving.coordinator import Coordinator
-from hexrepro.serving.dispatcher import Dispatcher, Live, draining
+from hexrepro.serving.dispatcher import Dispatcher, Live
 from hexrepro.serving.events import Events, error_event, usage_of
-from hexrepro.serving.metrics import CONTENT_TYPE, Metrics
-from hexrepro.serving.protocol import CHAT, COMPLETIONS, Refused, read_request
+from hexrepro.serving.http_log import http_log
+from hexrepro.serving.metrics import Metrics
+from hexrepro.serving.protocol import CHAT, COMPLETIONS, Asked, Refused, place_of, read_request
 from hexrepro.serving.recorder import Recorder
+from hexrepro.serving.refusals import draining
 from hexrepro.serving.relay import Relay
+from hexrepro.serving.request_body import read_body
 from hexrepro.serving.upstream import Stream, Upstream, Whole
 
 log = logging.getLogger("hexrepro.serving")
@@ -35,8 +41,9 @@ log = logging.getLogger("hexrepro.serving")
 _TICK_S = 1.0
 _KEEP_CLIENT_S = 75.0  # an idle client's connection is closed after so long
 _LINGER_S = 2.0  # for the rest of a body that was refused, so that its client reads the refusal
-_MODELS, _HEALTH, _METRICS = "/v1/models", "/health", "/metrics"
-_ALLOWED = {CHAT: "POST", COMPLETIONS: "POST", _MODELS: "GET", _HEALTH: "GET", _METRICS: "GET"}
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
 _BROKEN_CLIENT = (ConnectionResetError, aiohttp.ClientConnectionResetError)
 
 
@@ -97,12 +104,11 @@ class Gateway:
         app = web.Application(client_max_size=s.max_body_bytes)
         app.router.add_post(CHAT, self._answer)
         app.router.add_post(COMPLETIONS, self._answer)
-        app.router.add_get(_MODELS, self._models)
-        app.router.add_get(_MODELS + "/{model:.+}", self._models)
-        app.router.add_get(_HEALTH, self._health)
-        app.router.add_get(_METRICS, self._metrics)
-        app.router.add_delete("/hexrepro/queries/{query}", self._end_query)
-        app.router.add_route("*", "/{anything:.*}", self._unknown)
+        about = About(
+            self.serving.models, self.coordinator, self.metrics, self._access, lambda: self.draining
+        )
+        for method, path, handler in about.routes():
+            app.router.add_route(method, path, self._or_refusal(handler))
         self._runner = web.AppRunner(
             app,
             access_log=None,
@@ -112,7 +118,7 @@ class Gateway:
             max_line_size=s.max_header_bytes,
             max_field_size=s.max_header_bytes,
             shutdown_timeout=1.0,
-            logger=_http_log(),
+            logger=http_log(),
         )
         await self._runner.setup()
         try:
@@ -122,7 +128,11 @@ class Gateway:
                 f"serving: cannot listen at host={s.host} port={s.port} ({error.strerror or error}); choose another port"
             ) from None
         self.port = self._runner.addresses[0][1]
-        self._tasks = [*self.dispatcher.watch.start(), asyncio.create_task(self._tick())]
+        self._tasks = [*self.dispatcher.watch.start(), asyncio.create_task(_every_second(self._tick))]
+        if (
+            self.coordinator.tuner_log is not None
+        ):  # it takes its time: what is due every second does not wait for it
+            self._tasks.append(asyncio.create_task(_every_second(self._tune)))
 
     async def drain(self) -> bool:
         """Take no new calls; wait for those under way. False if some were left after `drain_s`: their clients are told."""
@@ -170,24 +180,16 @@ class Gateway:
             tuner.decide(3.0)
 
     async def _tick(self) -> None:
-        """What time brings: idle queries and connections end, the log is written, the tuner looks at the recent past."""
-        while True:
-            await asyncio.sleep(_TICK_S)
-            try:
-                self.coordinator.expire(time.monotonic())
-                for upstream in self.dispatcher.upstreams:
-                    upstream.pool.prune()
-                if self._recorder is not None:
-                    await self._recorder.flush()
-                await self._tune()
-            except Exception:  # serving goes on without it
-                log.exception("the once-a-second work failed")
+        """What time brings: idle queries and connections end, the log is written."""
+        self.coordinator.expire(time.monotonic())
+        for upstream in self.dispatcher.upstreams:
+            upstream.pool.prune()
+        if self._recorder is not None:
+            await self._recorder.flush()
 
     async def _tune(self) -> None:
-        of = self.coordinator
-        if of.tuner_log is None:
-            return
-        loop = asyncio.get_running_loop()
+        """The tuner looks at the recent past."""
+        of, loop = self.coordinator, asyncio.get_running_loop()
         alpha = await loop.run_in_executor(self._tuner_thread, of.tuner_log.catch_up, time.monotonic())
         if alpha != of.alpha:
             log.info("alpha %.3f -> %.3f", of.alpha, alpha)
@@ -197,7 +199,7 @@ class Gateway:
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         arrived_s = time.monotonic()
-        live = entered = None
+        live = entered = asked = None
         ended = "cancelled"
         self._requests += 1
         try:
@@ -205,7 +207,9 @@ class Gateway:
             if self.draining:
                 raise draining()
             self.dispatcher.check_load()  # before reading what would be refused
-            body = await self._body(request)
+            s = self.settings
+            with self.dispatcher.reading():
+                body = await read_body(request, s.max_body_bytes, s.timeouts.body_s)
             asked = read_request(request.path, body, request.headers, self.serving.models)
             name = self._access.tenant_name(asked.tenant, tenant)
             self.dispatcher.let_in(name, self._access.limit(name))
@@ -216,6 +220,8 @@ class Gateway:
             return response
         except Refused as refused:
             ended = "failed"
+            if live is None and refused.turned:
+                self._turned_away(refused.turned, request, asked, arrived_s)
             return self._refusal(refused)
         except _Ended as end:
             ended = end.how
@@ -312,91 +318,44 @@ class Gateway:
         if self.draining:
             response.force_close()  # the client's next call is for somebody else
 
-    # ---- what a request must bring -------------------------------------------------------------------------
+    # ---- refusals ------------------------------------------------------------------------------------------
 
-    async def _body(self, request: web.Request) -> bytes:
-        most = self.settings.max_body_bytes
-        too_large = Refused(
-            413, f"The body is larger than {most} bytes.", code="body_too_large", kind="invalid_request_error"
-        )
-        if (request.content_length or 0) > most:
-            raise too_large
-        try:
-            if request.content.is_eof():  # it has come together with its head
-                return await request.read()
-            async with asyncio.timeout(self.settings.timeouts.body_s):
-                return await request.read()
-        except TimeoutError:
-            raise Refused(
-                408, "The body did not come in time.", code="body_timeout", kind="invalid_request_error"
-            ) from None
-        except web.HTTPRequestEntityTooLarge:
-            raise too_large from None
-        except web.RequestPayloadError:
-            raise Refused(400, "The body cannot be read.", code="invalid_body") from None
+    def _turned_away(self, why: str, request: web.Request, asked: Asked | None, arrived_s: float) -> None:
+        """Note a call that has not been placed, for a reason that lies with the load."""
+        self.metrics.refused.labels(why).inc()
+        if self._recorder is not None:
+            with contextlib.suppress(Refused):  # what would have been refused anyway
+                place = place_of(asked.body if asked else {}, request.headers)
+                place["tenant"] = self._access.tenant_name(
+                    place["tenant"], self._access.authorise(request.headers)
+                )
+                tokens = self.dispatcher.tokens.known(asked) if asked else None
+                self._recorder.turned_away(
+                    why, place, asked.model if asked else None, tokens, arrived_s, time.monotonic()
+                )
+
+    def _or_refusal(self, handler: Handler) -> Handler:
+        async def answer(request: web.Request) -> web.StreamResponse:
+            try:
+                return await handler(request)
+            except Refused as refused:
+                return self._refusal(refused)
+
+        return answer
 
     def _refusal(self, refused: Refused) -> web.Response:
         response = web.json_response(refused.body, status=refused.status, headers=refused.headers)
         self._count(response)
         return response
 
-    # ---- the small answers ---------------------------------------------------------------------------------
 
-    async def _models(self, request: web.Request) -> web.Response:
+async def _every_second(work: Callable[[], Awaitable[None]]) -> None:
+    while True:
+        await asyncio.sleep(_TICK_S)
         try:
-            self._access.authorise(request.headers)
-            models = [
-                {"id": name, "object": "model", "created": 0, "owned_by": "hexrepro"}
-                for name in self.serving.models
-            ]
-            if (asked := request.match_info.get("model")) is None:
-                return web.json_response({"object": "list", "data": models})
-            for model in models:
-                if model["id"] == asked:
-                    return web.json_response(model)
-            raise Refused(404, "There is no such model.", param="model", code="model_not_found")
-        except Refused as refused:
-            return self._refusal(refused)
-
-    async def _health(self, request: web.Request) -> web.Response:
-        is_open = self.coordinator.is_open
-        up = {u.name: bool(is_open[m]) for m, u in enumerate(self.dispatcher.upstreams)}
-        if self.draining:
-            status = "draining"
-        elif all(up.values()):
-            status = "ok"
-        else:
-            status = "degraded" if any(up.values()) else "down"
-        return web.json_response(
-            {"status": status, "instances": up}, status=200 if status in ("ok", "degraded") else 503
-        )
-
-    async def _metrics(self, request: web.Request) -> web.Response:
-        return web.Response(body=self.metrics.text(), headers={"Content-Type": CONTENT_TYPE})
-
-    async def _end_query(self, request: web.Request) -> web.Response:
-        try:
-            tenant = self._access.authorise(request.headers)
-            name = self._access.tenant_name(request.headers.get(names.TENANT, ""), tenant)
-            query = request.match_info["query"]
-            if not self.coordinator.query_finished((name, query), time.monotonic()):
-                raise Refused(404, "There is no such query under way.", param="query", code="query_not_found")
-        except Refused as refused:
-            return self._refusal(refused)
-        return web.json_response({"ended": True})
-
-    async def _unknown(self, request: web.Request) -> web.Response:
-        method = _ALLOWED.get(request.path)
-        if method is None:
-            return self._refusal(Refused(404, "There is no such path.", code="not_found"))
-        return self._refusal(
-            Refused(
-                405,
-                f"{request.path} takes {method}.",
-                code="method_not_allowed",
-                more_headers={"Allow": method},
-            )
-        )
+            await work()
+        except Exception:  # serving goes on without it
+            log.exception("the once-a-second work failed")
 
 
 class _Ended(Exception):
@@ -405,22 +364,3 @@ class _Ended(Exception):
     def __init__(self, how: str, response: web.StreamResponse) -> None:
         super().__init__(how)
         self.how, self.response = how, response
-
-
-def _http_log() -> logging.Logger:
-    """Where aiohttp tells of requests that it cannot read; it would quote them, headers with keys included."""
-    http_log = logging.getLogger("hexrepro.serving.http")
-    http_log.filters = [_WithoutContent()]
-    return http_log
-
-
-class _WithoutContent(logging.Filter):
-    def filter(self, record: logging.LogRecord) -> bool:
-        kind = record.exc_info[0].__name__ if record.exc_info and record.exc_info[0] else "error"
-        record.msg, record.args, record.exc_info, record.exc_text = (
-            f"a request failed: {kind}",
-            (),
-            None,
-            None,
-        )
-        return True

@@ -22,6 +22,10 @@ FINAL = "X-Hexrepro-Final"
 OUTPUT_TOKENS = "X-Hexrepro-Output-Tokens"
 INSTANCE = "X-Hexrepro-Instance"
 
+# A client's trace context (W3C) goes on to the server, whose spans then hang under the client's. Not its X-Request-Id: vLLM
+# takes that for the name of the request, and an agent may give one to several calls.
+PASSED_ON = ("traceparent", "tracestate")
+
 BODY_FIELD = "hexrepro"
 FIELDS = {
     "query": QUERY,

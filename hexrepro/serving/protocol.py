@@ -17,11 +17,17 @@ CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 _MAX_NAME = 200  # characters of an id or a name
 _MAX_SLO_S, _MAX_TOKENS = 1e7, 1e6  # beyond any use; an infinity would spoil the sums that it enters
 _MAX_SEQUENCES = 16_384  # of one call; vLLM's own bound on n
+# of a request: `priority` is for the scheduler to give, else a client could put itself before others, and be spared preemption
+_NOT_SENT = (names.BODY_FIELD, "priority")
 _COMPLETION_TOKENS = 16  # what /v1/completions generates where nothing is said, at OpenAI and in vLLM
 
 
 class Refused(Exception):
-    """An answer other than 200, as OpenAI words it. `param` names the field at fault."""
+    """An answer other than 200, as OpenAI words it.
+
+    param   the field at fault
+    turned  why a call was turned away that was not at fault: overload, tenant (its limit), no_instance or draining
+    """
 
     def __init__(
         self,
@@ -31,12 +37,14 @@ class Refused(Exception):
         param: str | None = None,
         code: str | None = None,
         kind: str | None = None,
+        turned: str | None = None,
         retry_after_s: float | None = None,
         more_headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
         self.status, self.message, self.param, self.code = status, message, param, code
         self.kind = kind or ("server_error" if status >= 500 else "invalid_request_error")
+        self.turned = turned
         self.retry_after_s, self._more_headers = retry_after_s, dict(more_headers or {})
 
     @property
@@ -60,6 +68,7 @@ class Asked:
     prompt_ids     tokens of the prompt, where it is given as ids
     output_tokens  of each sequence, as the client expects
     wants_usage    the client itself asked for usage at the end of the stream
+    trace          header lines that go on to the server
     """
 
     path: str
@@ -78,11 +87,13 @@ class Asked:
     slo_s: float | None
     final: bool
     output_tokens: float | None
+    trace: bytes = b""
 
     def upstream_body(self, **extra: Any) -> bytes:
-        """What goes to the server: the request without our field, with `extra` fields. As it came, where that will do."""
-        if names.BODY_FIELD in self.body or any(name in self.body for name in extra):
-            body = {k: v for k, v in self.body.items() if k != names.BODY_FIELD} | extra
+        """What goes to the server: the request without the fields that are ours, with `extra` fields. As it came, where that
+        will do."""
+        if any(name in self.body for name in (*_NOT_SENT, *extra)):
+            body = {k: v for k, v in self.body.items() if k not in _NOT_SENT} | extra
             return json.dumps(body, separators=(",", ":")).encode()  # escaped: a lone surrogate has no UTF-8
         if not extra:
             return self.raw
@@ -124,7 +135,7 @@ def read_request(path: str, raw: bytes, headers: Mapping[str, str], models: tupl
         raise Refused(
             400, f"n times the prompts must be at most {_MAX_SEQUENCES}; got {sequences}.", param="n"
         )
-    place = _place(body, headers)
+    place = place_of(body, headers)
     return Asked(
         path=path,
         raw=raw,
@@ -136,8 +147,14 @@ def read_request(path: str, raw: bytes, headers: Mapping[str, str], models: tupl
         sequences=sequences,
         characters=characters,
         prompt_ids=ids,
+        trace=_passed_on(headers),
         **place,
     )
+
+
+def _passed_on(headers: Mapping[str, str]) -> bytes:
+    lines = (f"{name}: {headers[name]}\r\n" for name in names.PASSED_ON if name in headers)
+    return "".join(lines).encode(errors="surrogateescape")  # as it came
 
 
 def _whole_number(body: dict, name: str, *, least: int, default: int | None) -> int | None:
@@ -198,8 +215,8 @@ def _prompt(body: dict) -> tuple[int, int | None, int]:
     raise _bad("prompt", "must be text, a list of texts, token ids, or a list of lists of token ids", prompt)
 
 
-def _place(body: dict, headers: Mapping[str, str]) -> dict[str, Any]:
-    """Where the call belongs; a field in the body wins over its header."""
+def place_of(body: dict, headers: Mapping[str, str]) -> dict[str, Any]:
+    """Where a call belongs: these fields of `Asked`. A field in the body wins over its header. Raises Refused."""
     ours = body.get(names.BODY_FIELD)
     if ours is None:
         ours = {}

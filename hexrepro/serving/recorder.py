@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hexrepro.serving.call_log import CallLog, CallRecord
 
@@ -24,8 +25,10 @@ class Recorder:
 
     def __init__(self, path: str | Path) -> None:
         self._log = CallLog(path)
-        # a number that no other call of the file has, those of earlier gateways included: microseconds since 1970
-        self._first = time.time_ns() // 1000
+        # numbers that no other call of the file has, those of earlier gateways included: microseconds since 1970; from there on
+        # even ones for calls that were placed, odd ones for those turned away
+        self._first = time.time_ns() // 2000 * 2
+        self._turned_away = 0
         self._records: list[CallRecord] = []
         self._broken = False
 
@@ -33,12 +36,12 @@ class Recorder:
         """A call has ended. `now_s`: on the gateway's clock."""
         asked, p = live.asked, live.placement
         unix_s = time.time() - now_s
-        number = self._first + p.call
+        number = self._first + 2 * p.call
         self._records.append(
             CallRecord(
                 query=asked.query if asked.query is not None else f"call-{number}",
                 call=number,
-                after=tuple(self._first + before for before in p.after),
+                after=tuple(self._first + 2 * before for before in p.after),
                 stage=p.stage,
                 tenant=live.tenant,
                 slo_s=p.slo_s,
@@ -51,6 +54,40 @@ class Recorder:
                 output_tokens=live.output_tokens,
                 instance=live.instance,
                 ended=how,
+            )
+        )
+
+    def turned_away(
+        self,
+        why: str,
+        place: Mapping[str, Any],
+        model: str | None,
+        input_tokens: int | None,
+        issued_s: float,
+        now_s: float,
+    ) -> None:
+        """A call has been refused before it had a place at an instance, so what it waited for is not known; model and tokens
+        are not where its body was not read. `place`: as `protocol.place_of` says."""
+        unix_s = time.time() - now_s
+        number = self._first + 2 * self._turned_away + 1
+        self._turned_away += 1
+        self._records.append(
+            CallRecord(
+                query=place["query"] or f"call-{number}",
+                call=number,
+                after=(),
+                stage=place["stage"],
+                tenant=place["tenant"],
+                slo_s=place["slo_s"],
+                model=model,
+                issued_s=unix_s + issued_s,
+                first_token_s=None,
+                finished_s=unix_s + now_s,
+                input_tokens=input_tokens or 0,
+                cached_tokens=None,
+                output_tokens=0,
+                instance=None,
+                ended=f"refused_{why}",
             )
         )
 

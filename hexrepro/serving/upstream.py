@@ -93,21 +93,24 @@ class Upstream:
         self._heads = {path: self._head("POST", path) for path in (CHAT, COMPLETIONS)}
 
     def _head(self, method: str, path: str) -> bytes:
+        """All header lines; the empty line behind them is still to come."""
         head = f"{method} {self._prefix}{path} HTTP/1.1\r\n{self._common}"
         if method == "POST":
             head += "Content-Type: application/json\r\nContent-Length: %d\r\n"
-        return (head + "\r\n").encode()
+        return head.encode()
 
     # ---- calls ---------------------------------------------------------------------------------------------
 
-    async def whole(self, path: str, body: bytes) -> Whole:
-        """Send a call and read its answer. Raises Failed."""
-        connection, content = await self._exchange(path, body, self.timeouts.total_s, Connection.whole)
+    async def whole(self, path: str, body: bytes, more: bytes = b"") -> Whole:
+        """Send a call and read its answer. `more`: further header lines. Raises Failed."""
+        head = self._heads[path] % len(body) + more + b"\r\n"
+        connection, content = await self._exchange(head, body, self.timeouts.total_s, Connection.whole)
         return self._release(connection, content)
 
-    async def stream(self, path: str, body: bytes) -> Stream | Whole:
+    async def stream(self, path: str, body: bytes, more: bytes = b"") -> Stream | Whole:
         """Send a call and wait for its first event; whole if it is rejected. Raises Failed."""
-        connection, first = await self._exchange(path, body, self.timeouts.first_byte_s, _first_event)
+        head = self._heads[path] % len(body) + more + b"\r\n"
+        connection, first = await self._exchange(head, body, self.timeouts.first_byte_s, _first_event)
         if connection.status >= 300:
             return self._release(connection, first)
         kind = problem = ""
@@ -134,10 +137,9 @@ class Upstream:
         return Failed("status", f"{self.name} answered with an error")
 
     async def _exchange(
-        self, path: str, body: bytes, limit_s: float, read: Callable[[Connection], Awaitable[_T]]
+        self, head: bytes, body: bytes, limit_s: float, read: Callable[[Connection], Awaitable[_T]]
     ) -> tuple[Connection, _T]:
         """Send and read; once more where a kept connection turns out to have been closed."""
-        head = self._heads[path] % len(body)
         fresh = False
         while True:
             try:
@@ -184,7 +186,7 @@ class Upstream:
         # whether it still accepts connections is part of what a probe asks
         connection = await self.pool.get(fresh=body is None)
         head = self._head("GET", path) if body is None else self._head("POST", path) % len(body)
-        connection.send(head, body or b"")
+        connection.send(head + b"\r\n", body or b"")
         connection.limit(self.timeouts.probe_s)
         try:
             content = await connection.whole()

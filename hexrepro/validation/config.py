@@ -20,10 +20,10 @@ from hexrepro.experiments.cache import fingerprint
 from hexrepro.experiments.explain import suggest
 from hexrepro.experiments.inputs import load_trace
 from hexrepro.experiments.settings import Settings, number, section, whole
+from hexrepro.validation.endpoint_design import Design
 from hexrepro.validation.fidelity import shortened
 from hexrepro.validation.lab import PROFILE, Fleet, names_of, profiled
 from hexrepro.validation.launch import ServerSpec
-from hexrepro.validation.profile_endpoint import Design
 from hexrepro.validation.tiny_model import TinyModel
 from hexrepro.workload import Workload, generate
 

@@ -25,7 +25,8 @@ from hexrepro.scheduling.policy import Policy, load_policy
 from hexrepro.scheduling.rules import dispatch_rule, queue_rule
 from hexrepro.scheduling.views import instance_views
 from hexrepro.simulator import EngineOptions, Result, simulate
-from hexrepro.validation.replay import Prompts, Replay, call_frame, replay
+from hexrepro.validation.prompts import Prompts
+from hexrepro.validation.replay import Replay, call_frame, replay
 from hexrepro.workload.types import Workload
 
 

@@ -36,16 +36,13 @@ from hexrepro.scheduling.views import instance_views
 from hexrepro.serving.learning import Beliefs
 from hexrepro.validation import core_sharing
 from hexrepro.validation.completion_stream import body, session, stream
+from hexrepro.validation.endpoint_design import Design
 from hexrepro.validation.launch import ServerSpec, launch, terminable
 from hexrepro.validation.others_cpu import OthersCpu
-from hexrepro.validation.profile_endpoint import Design, profile_endpoint, write_profiles
-from hexrepro.validation.replay import (
-    Prompts,
-    Replay,
-    gateway_headers,
-    gateway_instance,
-    replay,
-)
+from hexrepro.validation.profile_endpoint import profile_endpoint, write_profiles
+from hexrepro.validation.prompts import Prompts
+from hexrepro.validation.replay import Replay, replay
+from hexrepro.validation.through_gateway import gateway_headers, gateway_instance
 from hexrepro.validation.tiny_model import FIRST_WORD
 from hexrepro.workload.types import Workload
 
@@ -142,8 +139,10 @@ class Lab:
     def profile_file(self) -> Path:
         return self.folder / PROFILE
 
-    def profile(self) -> None:
-        """Measure every server through its API, one after the other, unless that is there. Nothing else is known of them."""
+    def profile(self, workload: Workload) -> None:
+        """Measure every server through its API, one after the other, unless that is there. Nothing else is known of them.
+
+        Said, where that is so: in what the workload goes beyond what was measured."""
         if self.profile_file.exists():
             when = datetime.fromtimestamp(self.profile_file.stat().st_mtime, UTC)
             self.say(f"{self.fleet.name}: profile kept from {when.isoformat(timespec='seconds')}")
@@ -166,7 +165,7 @@ class Lab:
                 f"{fleet.name}: {name} profiled in {time.monotonic() - begin:.0f} s, error of the fit: {fit}"
             )
             one.measurements.to_csv(self.folder / f"profile_{name}.csv", index=False, float_format="%.6g")
-            for warning in one.warnings:
+            for warning in (*one.warnings, *one.extrapolates(workload)):
                 self.say(f"{fleet.name}: {name}: {warning}")
         part = self.profile_file.with_suffix(".part")
         write_profiles(part, found)

@@ -18,61 +18,13 @@ import numpy as np
 import pandas as pd
 
 from hexrepro.errors import InputError
-from hexrepro.serving import headers as gateway
-from hexrepro.simulator.engine import PREFIX_CACHING
 from hexrepro.simulator.results import Result
 from hexrepro.validation.completion_stream import CallFailed, Streamed, body, session, stream
-from hexrepro.validation.tiny_model import FIRST_WORD, TinyModel
+from hexrepro.validation.prompts import Prompts
 from hexrepro.workload.types import Workload
 
 LEAD_S = 0.2  # from the start of a replay to its time 0: connections are made, nothing is late at once
 SPIN_S = 0.002  # the event loop wakes to the millisecond: so long before a send it stops sleeping
-
-
-class Prompts:
-    """Token ids of a workload's prompts: template, context, and a rest that is the call's own.
-
-    `shared` says what calls really share, as in the simulator's `prefix_caching`: off, template, or full (template and
-    context). `salt` makes the prompts of one replay differ from those of another on the same server, whose prefix cache
-    outlives a replay. `vocabulary`: the ids to draw from, first and last.
-    """
-
-    def __init__(
-        self,
-        workload: Workload,
-        shared: str = "template",
-        salt: int = 0,
-        vocabulary: tuple[int, int] = (FIRST_WORD, TinyModel.vocabulary - 1),
-    ) -> None:
-        if shared not in PREFIX_CACHING:
-            raise InputError(f"replay: shared is {shared!r}; it must be one of {', '.join(PREFIX_CACHING)}")
-        if not 0 <= vocabulary[0] < vocabulary[1]:
-            raise InputError(
-                f"replay: vocabulary is {vocabulary}; it must be the first and the last token id"
-            )
-        self.workload, self.shared, self.salt, self.vocabulary = workload, shared, salt, vocabulary
-        self._segments: dict[tuple[int, int, int], np.ndarray] = {}
-
-    def tokens(self, call: int) -> np.ndarray:
-        """int64[input_tokens]: the prompt of a call."""
-        w = self.workload
-        template, context = int(w.template[call]), int(w.context[call])
-        parts = []
-        if template >= 0 and self.shared != "off":
-            parts.append(self._shared((1, template, 0), int(w.template_tokens[call])))
-        if context >= 0 and self.shared == "full":
-            parts.append(self._shared((2, context, template + 1), int(w.context_tokens[call])))
-        own = int(w.input_tokens[call]) - sum(map(len, parts))
-        return np.concatenate([*parts, self._draw((3, call, 0), own)])
-
-    def _shared(self, key: tuple[int, int, int], n: int) -> np.ndarray:
-        if key not in self._segments:
-            self._segments[key] = self._draw(key, n)
-        return self._segments[key]
-
-    def _draw(self, key: tuple[int, int, int], n: int) -> np.ndarray:
-        rng = np.random.Generator(np.random.PCG64([self.salt, *key]))
-        return rng.integers(self.vocabulary[0], self.vocabulary[1] + 1, n)
 
 
 @dataclass(frozen=True, eq=False)
@@ -346,43 +298,6 @@ class _Run:
             errors=self.errors,
             stopped=self.stopped,
         )
-
-
-def gateway_headers(
-    workload: Workload, run: str, base_slo_s: float | None = None, workflow: str | None = None
-) -> Callable[[int], Mapping[str, str]]:
-    """For `play(headers=...)` against the gateway: says where each call belongs.
-
-    `run` keeps queries of replays apart; `workflow` names the one whose stages the gateway's cluster file tells.
-    A query's SLO is `base_slo_s` times its scale; without it, the gateway's own holds. The call that ends its query is named
-    where that is one call.
-    """
-    w = workload
-    sinks = np.diff(w.succ_offsets) == 0
-    ends = sinks & (np.bincount(w.query, sinks, minlength=w.n_queries)[w.query] == 1)
-
-    def headers(call: int) -> Mapping[str, str]:
-        query = int(w.query[call])
-        said = {
-            gateway.QUERY: f"{run}-{query}",
-            gateway.STAGE: w.stage_names[w.stage[call]],
-            gateway.TENANT: w.tenant_names[w.tenant[query]],
-        }
-        if workflow is not None:
-            said[gateway.WORKFLOW] = workflow
-        if base_slo_s is not None:
-            said[gateway.SLO] = f"{base_slo_s * w.slo_scale[query]:.6g}"
-        if ends[call]:
-            said[gateway.FINAL] = "true"
-        return said
-
-    return headers
-
-
-def gateway_instance(names: Sequence[str]) -> Callable[[Streamed], int]:
-    """For `play(instance_of=...)` against the gateway: the place in `names` of the instance that its answer tells, else -1."""
-    place = {name: i for i, name in enumerate(names)}
-    return lambda answer: place.get(answer.headers.get(gateway.INSTANCE, ""), -1)
 
 
 def call_frame(workload: Workload, run: Replay | Result) -> pd.DataFrame:

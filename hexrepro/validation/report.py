@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import combinations
 
 import numpy as np
@@ -73,7 +74,7 @@ class Compared:
             rate_qps=self.rate_qps,
         )
 
-    @property
+    @cached_property
     def done(self) -> np.ndarray:
         """bool[q]: the queries that finished in every replay; the others are left out on both sides."""
         done = np.all([np.isfinite(r.finish_s) for r in self.replays], axis=0)
@@ -84,30 +85,30 @@ class Compared:
             )
         return done
 
+    @cached_property
+    def metrics(self) -> dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """Metric -> its values in the replays float64[R], in the simulations [N], and in those placed as measured [R]."""
+        done = self.done
+        calls = done[self.workload.query]
 
-def metrics_of(of: Compared) -> dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Metric -> its values in the replays float64[R], in the simulations [N], and in those placed as measured [R]."""
-    done = of.done
-    calls = done[of.workload.query]
+        def one(run: Replay | Result, before_s: np.ndarray | float) -> dict[str, float]:
+            latency_s = run.latency_s[done]
+            return {
+                "query_mean_s": latency_s.mean(),
+                "query_p50_s": quantile(latency_s, 0.50),
+                "query_p95_s": quantile(latency_s, 0.95),
+                "call_mean_s": (run.call_finish_s - run.release_s + before_s)[calls].mean(),
+                "ttft_mean_s": (run.first_token_s - run.release_s + before_s)[calls].mean(),
+                "throughput_qps": throughput_qps(run.arrival_s[done], run.finish_s[done]),
+            }
 
-    def one(run: Replay | Result, before_s: np.ndarray | float) -> dict[str, float]:
-        latency_s = run.latency_s[done]
+        measured = [one(run, 0.0) for run in self.replays]
+        drawn = [one(run, before_s) for run, before_s in zip(self.drawn, self.drawn_s, strict=True)]
+        placed = [one(run, before_s) for run, before_s in zip(self.placed, self.placed_s, strict=True)]
         return {
-            "query_mean_s": latency_s.mean(),
-            "query_p50_s": quantile(latency_s, 0.50),
-            "query_p95_s": quantile(latency_s, 0.95),
-            "call_mean_s": (run.call_finish_s - run.release_s + before_s)[calls].mean(),
-            "ttft_mean_s": (run.first_token_s - run.release_s + before_s)[calls].mean(),
-            "throughput_qps": throughput_qps(run.arrival_s[done], run.finish_s[done]),
+            name: tuple(np.array([float(run[name]) for run in runs]) for runs in (measured, drawn, placed))
+            for name in measured[0]
         }
-
-    measured = [one(run, 0.0) for run in of.replays]
-    drawn = [one(run, before_s) for run, before_s in zip(of.drawn, of.drawn_s, strict=True)]
-    placed = [one(run, before_s) for run, before_s in zip(of.placed, of.placed_s, strict=True)]
-    return {
-        name: tuple(np.array([float(run[name]) for run in runs]) for runs in (measured, drawn, placed))
-        for name in measured[0]
-    }
 
 
 Values = Mapping[str, np.ndarray]
@@ -159,7 +160,7 @@ def summary(
     placed_error, placed_half               error with every call where the replay had it, and half its interval
     bar, verdict, placed_verdict            at light load: met or missed, with a "?" where the interval crosses the bar
     """
-    values = [metrics_of(of) for of in compared]
+    values = [of.metrics for of in compared]
     noise = Noise(compared, [{m: v[0] for m, v in x.items()} for x in values], confidence)
     rest = Noise(compared, [{m: v[2] / v[0] for m, v in x.items()} for x in values], confidence)
     tails = [(1 - confidence) / 2, (1 + confidence) / 2]
@@ -217,7 +218,7 @@ def ranks(compared: Sequence[Compared], confidence: float = 0.95) -> pd.DataFram
     agrees               the simulator orders them as measured; None where that is not clear
     """
     compared = [of for of in compared if of.policy != DIRECT]
-    values = [metrics_of(of) for of in compared]
+    values = [of.metrics for of in compared]
     policies = len({of.policy for of in compared})
     level = 1 - (1 - confidence) / max(1, policies * (policies - 1) // 2)
     noise = Noise(compared, [{m: v[0] for m, v in x.items()} for x in values], level)

@@ -219,7 +219,7 @@ def in_loop(test):
     @functools.wraps(test)
     def wrapped(*args, **values):
         async def bounded():
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(120):  # a gateway with a tuner may have to compile it first
                 await test(*args, **values)
                 while _CLIENTS:
                     await _CLIENTS.pop().close()

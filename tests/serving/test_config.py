@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict
 
 import pytest
@@ -10,6 +11,8 @@ import yaml
 from hexrepro.errors import InputError
 from hexrepro.paths import conf_dir
 from hexrepro.serving.config import Settings, load_serving, parse_overrides, read_cluster, read_settings
+from hexrepro.serving.options import Options
+from hexrepro.serving.upstream import Timeouts
 
 GOOD = {
     "name": "ours",
@@ -131,6 +134,26 @@ def test_the_settings_file_holds_the_defaults() -> None:
 def test_a_mistake_on_the_command_line_is_named(arguments, says) -> None:
     with pytest.raises(InputError, match=says):
         load_serving(parse_overrides(arguments) | ({"cluster": "x.yaml"} if arguments else {}))
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "whole"),
+    [
+        (Options, "slo_s", "window"),
+        (Settings, "drain_s", "port"),
+        (lambda **values: Settings(timeouts=Timeouts(**values)), "connect_s", None),
+    ],
+)
+@pytest.mark.parametrize("wrong", [True, "1", math.nan, math.inf, -1.0])
+def test_numbers_are_checked_alike_wherever_settings_come_from(make, name, whole, wrong) -> None:
+    """Also where they are made in Python."""
+    with pytest.raises(InputError, match=f"{name}={wrong!r} must be (a number|above 0|0 or more)"):
+        make(**{name: wrong})
+    make(**{name: 7})
+    if whole:
+        with pytest.raises(InputError, match=f"{whole}=1.5 must be a whole number"):
+            make(**{whole: 1.5})
+        make(**{whole: 0})
 
 
 def test_settings_and_policy_from_the_command_line(tmp_path) -> None:

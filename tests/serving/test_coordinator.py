@@ -290,6 +290,37 @@ def test_a_move_avoids_where_the_call_failed(cluster) -> None:
     assert moved.instance != placement.instance
 
 
+def test_a_rule_that_fails_leaves_the_books_as_they_were(cluster, monkeypatch) -> None:
+    """A user's rule that gives NaN, at a move and at a new call of a query that is idle."""
+    of = Coordinator(cluster, "vllm")
+    first = of.call_arrived("q", "s", 10, 0.0)
+    of.finished(first.call, 1.0, 5)
+    second = of.call_arrived("p", "s", 10, 1.0)
+    of.started(second.call, 1.0)
+    with monkeypatch.context() as broken:
+        broken.setattr("hexrepro.serving.coordinator.decide", lambda *args: (0, float("nan")))
+        with pytest.raises(InputError, match="gave NaN"):
+            of.moved(second.call, 2.0, avoid={second.instance})
+        for query in ("q", "new"):
+            with pytest.raises(InputError, match="gave NaN"):
+                of.call_arrived(query, "s", 10, 2.0)
+    assert of.queries_under_way == 2  # q goes on; the new one never was
+    assert of.call_arrived("q", "s", 10, 3.0).after == (first.call,)
+    of.failed(second.call, 4.0)
+    of.failed(second.call + 1, 4.0)
+    for name in (
+        "running",
+        "waiting",
+        "waiting_s",
+        "outstanding_s",
+        "prefill_tokens",
+        "output_tokens",
+        "kv_tokens",
+    ):
+        assert not of.views[name].any(), name
+    assert of.calls_waiting == of.calls_under_way == 0
+
+
 def test_the_tuner_knows_which_instances_are_there_and_how_fast(cluster) -> None:
     tuner = OnlineTuner(Coordinator(cluster, "hexgen_flow").policy, cluster, options=NEVER)
     coordinator = Coordinator(cluster, "hexgen_flow", tuner=tuner)
@@ -402,7 +433,7 @@ def test_names_from_clients_do_not_fill_the_memory(cluster) -> None:
         placement = coordinator.call_arrived(None, f"s{i}", 10, 0.0, tenant=f"t{i}")
         coordinator.finished(placement.call, 0.0, 1)
     assert [s.name for s in coordinator.stages.list] == ["s0", "s1", "s2", "s3", "other"]
-    assert coordinator.tenant_number("t19") == 2
+    assert coordinator._queries.tenant_number("t19") == 2
 
 
 @pytest.mark.parametrize("field", ["slo_s", "window", "idle_s"])

@@ -299,9 +299,9 @@ async def test_a_client_that_goes_away_while_its_call_waits_is_never_sent() -> N
         await until(lambda: server.running == 1)
         gone = asyncio.create_task(post(gateway, ask(user="gone")))
         last = asyncio.create_task(post(gateway, ask(user="last")))
-        await until(lambda: gateway.coordinator.waiting() == 2)
+        await until(lambda: gateway.coordinator.calls_waiting == 2)
         gone.cancel()
-        await until(lambda: gateway.coordinator.waiting() == 1)
+        await until(lambda: gateway.coordinator.calls_waiting == 1)
         assert (await running_call)[0] == (await last)[0] == 200
         assert [b.get("user") for b in server.bodies] == [None, "last"]
         await settled(gateway)
@@ -313,7 +313,7 @@ async def test_calls_that_wait_at_an_instance_that_dies_go_elsewhere() -> None:
     good = Server(lambda body, number: Act(first_s=0.02))
     async with running([dying, good], policy="vllm", concurrency=1) as gateway:
         calls = [asyncio.create_task(post(gateway, ask())) for _ in range(8)]
-        await until(lambda: gateway.coordinator.waiting() == 6)
+        await until(lambda: gateway.coordinator.calls_waiting == 6)
         await dying.stop()
         answers = await asyncio.gather(*calls)
         assert [status for status, _, _ in answers] == [200] * 8
@@ -326,7 +326,7 @@ async def test_with_all_instances_out_calls_wait_for_one_to_come_back() -> None:
     servers = [Server(lambda body, number: Act(first_s=0.1)) for _ in range(2)]
     async with running(servers, patience_s=5.0, concurrency=1) as gateway:
         calls = [asyncio.create_task(post(gateway, ask())) for _ in range(5)]
-        await until(lambda: gateway.coordinator.waiting() == 3)
+        await until(lambda: gateway.coordinator.calls_waiting == 3)
         for server in servers:
             await server.stop()
         await until(lambda: not gateway.coordinator.is_open.any())
@@ -375,7 +375,7 @@ async def test_what_does_not_end_in_time_is_told_so() -> None:
         stream = asyncio.create_task(post(gateway, ask(50, stream=True)))
         await until(lambda: server.running == 1)
         waits = asyncio.create_task(post(gateway, ask()))
-        await until(lambda: gateway.coordinator.waiting() == 1)
+        await until(lambda: gateway.coordinator.calls_waiting == 1)
         began_s = time.monotonic()
         assert not await gateway.drain()
         assert 0.3 <= time.monotonic() - began_s < 1.0

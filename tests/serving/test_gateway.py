@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import threading
 from dataclasses import replace
 
 import aiohttp
@@ -75,7 +76,7 @@ async def test_a_call_belongs_where_its_headers_or_its_body_say() -> None:
         assert first.headers[names.INSTANCE] == "a100-0"
         of = gateway.coordinator
         assert of.queries_under_way == 1
-        query = of._open["", "q1"]
+        query = of._queries.get(("", "q1"))
         assert query.slo_s == 30.0
         same = {"hexrepro": {"query": "q1", "stage": "fix", "workflow": "chess", "slo_s": 99, "final": True}}
         await api.chat.completions.create(**ask(), extra_body=same)
@@ -124,7 +125,7 @@ async def test_calls_wait_in_the_order_of_their_keys_and_no_more_run_than_may() 
         for slo in (90, 60, 30):
             rest.append(asyncio.create_task(post(gateway, ask(user=f"slo{slo}"), **{names.SLO: str(slo)})))
             await asyncio.sleep(0.005)
-        assert gateway.coordinator.waiting() == 3
+        assert gateway.coordinator.calls_waiting == 3
         await asyncio.gather(first, *rest)
         assert [b.get("user") for b in server.bodies] == [None, "slo30", "slo60", "slo90"]
         assert server.most_running == 1
@@ -146,6 +147,27 @@ async def test_in_engine_mode_calls_go_at_once_and_carry_their_priority() -> Non
         assert by_slo[30] < by_slo[60] < by_slo[90]
         assert all(type(p) is int for p in by_slo.values())
         await settled(gateway)
+
+
+@pytest.mark.parametrize("mode", ["gateway", "engine"])
+def test_a_client_cannot_give_itself_a_priority(mode: str) -> None:
+    """vLLM would take it: the least first, and preempted last."""
+
+    @in_loop
+    async def check() -> None:
+        server = Server()
+        async with running([server], mode=mode) as gateway:
+            assert (await post(gateway, ask(priority=-(2**40), user="me")))[0] == 200
+            await post(gateway, ask())
+            mine, other = server.bodies
+            assert mine["user"] == "me"
+            if mode == "gateway":
+                assert "priority" not in mine
+            else:  # what came first is more urgent
+                assert mine["priority"] < other["priority"]
+                assert mine["priority"] != -(2**40)
+
+    check()
 
 
 # ------------------------------------------------------------------------------------------ refusals
@@ -318,6 +340,25 @@ async def test_a_body_that_does_not_come_is_not_waited_for_and_one_that_breaks_o
         await asyncio.sleep(0.02)
         assert server.bodies == []
         await settled(gateway)
+
+
+@pytest.mark.parametrize(
+    "head", [b"NOT HTTP AT ALL\r\n\r\n", b"GET /health HTTP/1.1\r\nA: " + b"a" * 5000 + b"\r\n\r\n"]
+)
+def test_what_is_no_http_gets_plain_text_and_is_logged_without_it(head: bytes, caplog) -> None:
+    """aiohttp answers it before the gateway sees a request; what comes after it on other connections is served."""
+
+    @in_loop
+    async def check() -> None:
+        async with running([Server()], max_header_bytes=4000) as gateway:
+            answer = await exchange(gateway, head)
+            assert b" 400 Bad Request" in answer.partition(b"\r\n")[0]
+            assert b"text/plain" in answer
+            assert (await post(gateway, ask()))[0] == 200
+
+    check()
+    assert "NOT HTTP" not in caplog.text
+    assert "aaaa" not in caplog.text
 
 
 @in_loop
@@ -523,3 +564,18 @@ async def test_the_tuners_alpha_is_applied() -> None:
         assert gateway.coordinator.alpha == 0.125
         assert heard[-1] == 1
         assert len(log.tuner.history.arrivals) == 1
+
+
+@in_loop
+async def test_a_tuner_that_takes_its_time_holds_up_nothing_else(tmp_path) -> None:
+    path, go_on = tmp_path / "calls.jsonl", threading.Event()
+    async with running([Server()], tune=True, call_log=str(path)) as gateway:
+        gateway.coordinator.tuner_log.tuner.step = lambda now_s: go_on.wait(10)
+        try:
+            await asyncio.sleep(1.2)  # by now its thread waits
+            await post(gateway, ask())
+            async with asyncio.timeout(3):
+                while not path.read_text():
+                    await asyncio.sleep(0.05)
+        finally:
+            go_on.set()

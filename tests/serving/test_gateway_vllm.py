@@ -1,4 +1,5 @@
-"""The gateway before a real vLLM server (CPU build) that runs one call at a time, at half of an A100's step times.
+"""The gateway before a real vLLM server (CPU build) at half of an A100's step times, of which it believes that it runs one call
+at a time.
 
 HEXREPRO_VLLM_PYTHON=path/to/python pytest -m vllm tests/serving/test_gateway_vllm.py
 """
@@ -6,40 +7,44 @@ HEXREPRO_VLLM_PYTHON=path/to/python pytest -m vllm tests/serving/test_gateway_vl
 from __future__ import annotations
 
 import asyncio
-import os
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import replace
 
 import aiohttp
 import pytest
+from openai import AsyncOpenAI
 
-from hexrepro.cluster.latency import LatencyModel
 from hexrepro.cluster.types import Cluster
-from hexrepro.errors import InputError
 from hexrepro.serving import headers as names
 from hexrepro.serving.config import Serving
 from hexrepro.serving.gateway import Gateway
 from hexrepro.serving.upstream import Timeouts
-from hexrepro.validation.launch import PYTHON_VARIABLE, ServerSpec, launch, vllm_python
+from tests.real_vllm import PACED
 from tests.serving.scripted import QUICK, client, in_loop, settled
 
 pytestmark = pytest.mark.vllm
 
-SPEC = ServerSpec(
-    "paced", pace=LatencyModel(0.0264, 1.45e-4, 3.6e-9, 1.04e-4, 6.2e-8), pace_scale=0.5, max_num_seqs=1
-)
+SPEC = replace(PACED, max_num_seqs=1)
 PROMPT = list(range(10, 40))
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    try:
-        vllm_python()
-    except InputError as error:
-        if os.environ.get(PYTHON_VARIABLE):
-            raise
-        pytest.skip(str(error))
-    with launch([SPEC], tmp_path_factory.mktemp("vllm")) as running:
-        yield running[0]
+@pytest.fixture
+def server(vllm_servers):
+    return vllm_servers["paced"]
+
+
+@asynccontextmanager
+async def one_slot_left(server) -> AsyncIterator[None]:
+    """Long calls of somebody else run at the server, in all places of its batch but one."""
+    direct = AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none")
+    async with direct, AsyncExitStack() as streams:
+        for _ in range(PACED.max_num_seqs - 1):
+            stream = await direct.completions.create(**call(4000, stream=True))
+            streams.push_async_callback(stream.close)
+            await anext(aiter(stream))
+        assert await running_there(server) == PACED.max_num_seqs - 1
+        yield
 
 
 def before(server, mode: str) -> Gateway:
@@ -67,7 +72,8 @@ async def running_there(server) -> float:
 def test_urgent_calls_go_first_in_either_mode(server, mode: str) -> None:
     @in_loop
     async def check() -> None:
-        async with before(server, mode) as gateway:
+        full = one_slot_left(server) if mode == "engine" else nullcontext()
+        async with full, before(server, mode) as gateway:
             api, ended = client(gateway), []
 
             async def one(slo: int) -> None:

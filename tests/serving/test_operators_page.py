@@ -13,6 +13,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
+
+from hexrepro.cluster import load_cluster
+from hexrepro.paths import conf_dir
+from hexrepro.serving.coordinator import Coordinator
+from hexrepro.serving.metrics import Metrics
 
 PAGE = (Path(__file__).parents[2] / "hexrepro" / "serving" / "README.md").read_text(encoding="utf-8")
 
@@ -34,6 +40,37 @@ def free_pair() -> int:
             except OSError:
                 continue
             return port
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
+def test_systemd_takes_the_unit(tmp_path) -> None:
+    unit = block("file: hexrepro-gateway.service").replace(
+        "/opt/hexrepro/bin/hexrepro-gateway", sys.executable
+    )
+    path = tmp_path / "hexrepro-gateway.service"
+    path.write_text(unit)
+    done = subprocess.run(
+        ["systemd-analyze", "verify", str(path)], capture_output=True, text=True, timeout=30
+    )
+    assert done.returncode == 0, done.stderr
+    assert path.name not in done.stderr  # no warning of it either
+    most = re.search(r"drain_s: (\d+)", (conf_dir() / "serving" / "gateway.yaml").read_text())
+    assert int(re.search(r"TimeoutStopSec=(\d+)", unit)[1]) > int(most[1])
+
+
+def test_the_metrics_that_it_names_are_those_there_are() -> None:
+    metrics = Metrics(Coordinator(load_cluster("hetero2", "silicon"), "hexgen_flow"))
+    there = {f.name: f.type for f in metrics.registry.collect()}
+    suffixes = {"counter": ("_total",), "histogram": ("", "_bucket"), "gauge": ("",)}
+    names = {name + suffix for name, kind in there.items() for suffix in suffixes[kind]}
+    said = set(re.findall(r"\bhexrepro_\w+", PAGE))
+    short = re.search(r"`hexrepro_instance_up`, (.*?) \|", PAGE)[1]  # the others of the row
+    said |= {f"hexrepro_instance{name}" for name in re.findall(r"`(_\w+)`", short)}
+    assert said <= names
+    assert set(there) <= {re.sub("_(total|bucket)$", "", name) for name in said}
+    alerts = yaml.safe_load(block("file: alerts.yml"))["groups"][0]["rules"]
+    assert len({a["alert"] for a in alerts}) == len(alerts) == 6
+    assert yaml.safe_load(block("file: prometheus.yml"))["scrape_configs"]
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
@@ -75,6 +112,11 @@ def test_the_commands_of_the_page(tmp_path) -> None:
         finally:
             gateway.send_signal(signal.SIGTERM)
             assert gateway.wait(20) == 0
+        tail, inspect, timeline = here(block("log commands")).splitlines()
+        assert '"ended":"done"' in run(tail).replace(" ", "")
+        assert "queries, calls" in run(inspect)
+        assert "4 calls of" in run(timeline)
+        assert (tmp_path / "calls.timeline.json").is_file()
         log = [json.loads(line) for line in (tmp_path / "calls.jsonl").read_text().splitlines()]
         assert [(r["query"], r["stage"]) for r in log] == [
             ("q1", "draft"), ("q2", "chess/link"), ("q2", "chess/draft"), ("q2", "chess/pick"),

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -16,6 +18,7 @@ import yaml
 from hexrepro.errors import InputError
 from hexrepro.serving import headers as names
 from hexrepro.serving.config import Tenant
+from hexrepro.workload import read
 from tests.serving.scripted import Act, Server, ask, in_loop, post, running, settled
 
 SECRET = "the-secret-of-the-prompt"
@@ -76,6 +79,83 @@ async def test_every_call_that_ended_is_in_it(tmp_path) -> None:
     assert len({r["call"] for r in records}) == len(records) == 9
     assert SECRET not in path.read_text()
     assert "key-of" not in path.read_text()
+
+
+@in_loop
+async def test_a_call_that_is_turned_away_is_in_it_with_its_reason(tmp_path) -> None:
+    """Load that a replay should know of; wrong requests and wrong keys are not: they are no load, and anybody can send them."""
+    path = tmp_path / "calls.jsonl"
+    slow = Server(lambda body, number: Act(first_s=0.15))
+    tenants = (Tenant("gold", "key-of-gold", 1), Tenant("lead", "key-of-lead"))
+    settings = dict(call_log=str(path), concurrency=1, max_waiting=0, tenants=tenants, patience_s=0.0)
+    async with running([slow], **settings) as gateway:
+        lead = {"Authorization": "Bearer key-of-lead"}
+        first = asyncio.create_task(post(gateway, ask(), **said("q", "link")))
+        while not slow.bodies:
+            await asyncio.sleep(0.005)
+        full = await post(gateway, ask(), **said("p", "link"))  # before its body is read
+        assert full[0] == 429
+        gateway.dispatcher.settings = replace(gateway.dispatcher.settings, max_waiting=9)
+        body = ask(hexrepro={"query": "o", "slo_s": 7}, messages=[{"role": "user", "content": SECRET}])
+        assert (await post(gateway, body, **said("p", "draft")))[0] == 429  # the tenant's limit
+        assert (await post(gateway, b"{", **said("p", "draft")))[0] == 400
+        assert (await post(gateway, ask(), **lead | {names.TENANT: "gold"}))[0] == 403
+        assert (await post(gateway, ask(), Authorization="Bearer none"))[0] == 401
+        assert (await first)[0] == 200
+        gateway.coordinator.instance_down(0)
+        assert (await post(gateway, ask(), **lead))[0] == 503
+        await gateway.drain()
+        assert (await post(gateway, ask(), **lead))[0] == 503
+        counted = {
+            s.labels["reason"]: s.value
+            for family in gateway.metrics.refused.collect()
+            for s in family.samples
+            if s.name.endswith("_total")
+        }
+    records = lines(path)
+    assert len({r["call"] for r in records}) == len(records) == 5
+    shown = [(r["query"][:5], r["stage"], r["tenant"], r["model"], r["slo_s"], r["ended"]) for r in records]
+    assert shown == [
+        ("p", "link", "gold", None, None, "refused_overload"),
+        ("o", "draft", "gold", "m", 7.0, "refused_tenant"),
+        ("q", "link", "gold", "m", 60.0, "done"),
+        ("call-", "call", "lead", "m", None, "refused_no_instance"),
+        ("call-", "call", "lead", None, None, "refused_draining"),
+    ]
+    assert counted == {"overload": 1, "tenant": 1, "no_instance": 1, "draining": 1}
+    assert [r["input_tokens"] > 0 for r in records] == [False, True, True, True, False]
+    assert SECRET not in path.read_text()
+    loaded = read(path)
+    assert loaded.workload.n_calls == 1
+    (note,) = [n for n in loaded.report.notes if "turned away" in n]
+    assert "4 calls turned away by the gateway (draining 1, no_instance 1, overload 1, tenant 1)" in note
+
+
+@in_loop
+async def test_a_call_that_is_turned_away_and_tried_again_is_tool_time(tmp_path) -> None:
+    path = tmp_path / "calls.jsonl"
+    async with running([Server()], call_log=str(path), max_under_way=1) as gateway:
+        await post(gateway, ask(), **{names.QUERY: "q"})
+        gateway.dispatcher.under_way[""] = 1  # as if another call were there
+        assert (await post(gateway, ask(), **{names.QUERY: "q"}))[0] == 429
+        gateway.dispatcher.under_way.clear()
+        await asyncio.sleep(0.1)
+        assert (await post(gateway, ask(), **{names.QUERY: "q"}))[0] == 200
+    loaded = read(path)
+    assert loaded.report.complete
+    assert loaded.workload.n_calls == 2
+    assert 0.1 < loaded.workload.tool_time_s[1] < 1.0
+
+
+@in_loop
+async def test_logrotates_copytruncate_loses_no_line_that_comes_after(tmp_path) -> None:
+    path = tmp_path / "calls.jsonl"
+    async with running([Server()], call_log=str(path)) as gateway:
+        await post(gateway, ask(), **{names.QUERY: "before"})
+        await gateway._recorder.flush()
+        os.truncate(path, 0)
+        await post(gateway, ask(), **{names.QUERY: "after"})
+    assert [r["query"] for r in lines(path)] == ["after"]  # and no hole of zeros before it
 
 
 @in_loop

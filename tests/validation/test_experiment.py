@@ -19,11 +19,12 @@ from hexrepro.scheduling.views import instance_views
 from hexrepro.serving.config import read_cluster
 from hexrepro.serving.learning import Beliefs
 from hexrepro.validation.lab import DIRECT, About, beliefs_of, names_of
-from hexrepro.validation.launch import PYTHON_VARIABLE, vllm_python
+from hexrepro.validation.launch import PYTHON_VARIABLE
 from hexrepro.validation.others_cpu import OthersCpu
 from hexrepro.validation.replay import Replay
 from hexrepro.validation.report import Compared, queries, ranks, replays, spread, summary
 from hexrepro.workload import generate
+from tests.real_vllm import need_vllm
 from tests.strategies import make_instance, make_workload
 from tests.validation.paced_stub import PacedStub
 
@@ -272,7 +273,7 @@ def test_endpoints_measured_and_resumed(tmp_path, cell_cache, gateway_starts_fas
         (["endpoints=[http://127.0.0.1:9]"], "profile of http://127.0.0.1:9: it does not answer"),
     ],
 )
-def test_a_mistake_is_one_line(argv, message, tmp_path, cell_cache, capsys):
+def test_a_mistake_is_one_line(argv, message, tmp_path, cell_cache, no_sweep, capsys):
     where = tmp_path / "run"
     assert main(["experiment=validation", "workload=tiny", f"hydra.run.dir={where}", *argv]) == 2
     said = capsys.readouterr().err
@@ -304,16 +305,11 @@ def test_the_plan_of_paced_servers_knows_the_rates(tmp_path, cell_cache, capsys)
 
 
 @pytest.mark.vllm
-def test_real_servers(tmp_path, cell_cache, gateway_starts_fast):
-    """Two paced servers, a few queries: 70 s. Measured on a quiet machine: fixed placement within 1 %."""
-    try:
-        vllm_python()
-    except InputError as error:
-        if os.environ.get(PYTHON_VARIABLE):
-            raise
-        pytest.skip(str(error))
+def test_real_server(tmp_path, cell_cache, gateway_starts_fast):
+    """A paced server that the experiment starts itself, a few queries. On a quiet machine fixed placement is within 1 %."""
+    need_vllm()
     argv = [
-        "experiment=validation_cpu", "setting=paced", "cluster.instances=[{gpu: a100}, {gpu: l40s}]",
+        "experiment=validation_cpu", "setting=paced", "cluster.instances=[{gpu: a100}]",
         "workload=tiny", "workload.n_queries=4", "policy=hexgen_flow", "baseline=hexgen_flow", "selection.alphas=[0.1]",
         "validation.repeats=1", "validation.simulations=5", "~validation.loads.overload", "validation.loads.light.times=0.2",
         "servers.paced.design={concurrency: [1, 2, 4], contexts: [64, 800], decode_tokens: 30, "

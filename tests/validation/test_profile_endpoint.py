@@ -10,14 +10,10 @@ from hexrepro.cluster import load_cluster
 from hexrepro.cluster.latency import LatencyModel, fit_calls
 from hexrepro.errors import InputError
 from hexrepro.validation.completion_stream import Streamed
-from hexrepro.validation.profile_endpoint import (
-    Design,
-    _fit,
-    decode_window,
-    profile_endpoint,
-    read_metrics,
-    write_profiles,
-)
+from hexrepro.validation.endpoint_design import Design
+from hexrepro.validation.endpoint_fit import fit_budget
+from hexrepro.validation.endpoint_probe import decode_window, read_metrics
+from hexrepro.validation.profile_endpoint import profile_endpoint, write_profiles
 from tests.strategies import make_workload
 from tests.validation.paced_stub import PacedStub
 
@@ -143,7 +139,7 @@ def test_the_fit_finds_the_token_budget(budget):
             )  # fmt: skip
     frame = pd.DataFrame(rows)
     frame["seconds"] *= rng.normal(1.0, 0.01 if budget < 8192 else 0.003, len(frame))
-    fit, found, how = _fit(frame, None)
+    fit, found, how = fit_budget(frame, None)
     assert found == budget
     assert "chosen" in how or "cut" in how
     assert fit.model.step_s(1024, 1024 * 512, 1, 0) == pytest.approx(

@@ -1,44 +1,32 @@
 """Real vLLM servers (CPU build): launched, profiled through their API, replayed against, and held against the simulator.
 
-    HEXREPRO_VLLM_PYTHON=path/to/python pytest -m vllm tests/serving
+    HEXREPRO_VLLM_PYTHON=path/to/python pytest -m vllm tests/validation
 
-One server is paced: it sleeps half of an A100's step times under Llama-3.1-70B, and all else of it is vLLM's. One computes a
-tiny model. Bounds are several times what was measured on two busy cores, which stands beside them.
+Bounds are several times what was measured on two busy cores, which stands beside them.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import urllib.request
 
 import numpy as np
 import pytest
 
-from hexrepro.cluster.latency import LatencyModel
 from hexrepro.cluster.types import Cluster
 from hexrepro.errors import InputError
 from hexrepro.simulator import simulate
 from hexrepro.validation.fidelity import OLDEST_QUERY, replay_and_simulate, shortened
-from hexrepro.validation.launch import PYTHON_VARIABLE, ServerSpec, launch, vllm_python
 from hexrepro.validation.profile_endpoint import Design, profile_endpoint
-from hexrepro.validation.replay import Prompts, replay
-from hexrepro.validation.tiny_model import TinyModel
+from hexrepro.validation.prompts import Prompts
+from hexrepro.validation.replay import replay
 from hexrepro.workload import arrival_times, generate
+from tests.real_vllm import PACED
 from tests.strategies import make_workload
 
 pytestmark = pytest.mark.vllm
 
-SEQUENCES = 6
-PACED = ServerSpec(
-    "paced",
-    pace=LatencyModel(0.0264, 1.45e-4, 3.6e-9, 1.04e-4, 6.2e-8),
-    pace_scale=0.5,
-    kv_blocks=2048,
-    max_num_seqs=SEQUENCES,
-    max_num_batched_tokens=1024,
-)
-COMPUTING = ServerSpec("computing", TinyModel(layers=2, hidden=64, heads=2, kv_heads=2), kv_blocks=128)
+SEQUENCES = PACED.max_num_seqs
 DESIGN = Design(
     concurrency=(1, 2, 4),
     contexts=(64, 1000),
@@ -51,20 +39,8 @@ DESIGN = Design(
 
 
 @pytest.fixture(scope="module")
-def servers(tmp_path_factory):
-    try:
-        vllm_python()
-    except InputError as error:
-        if os.environ.get(PYTHON_VARIABLE):
-            raise
-        pytest.skip(str(error))
-    with launch([PACED, COMPUTING], tmp_path_factory.mktemp("vllm")) as running:
-        yield {server.spec.name: server for server in running}
-
-
-@pytest.fixture(scope="module")
-def profile(servers):
-    return profile_endpoint(servers["paced"].url, design=DESIGN)
+def profile(vllm_servers):
+    return profile_endpoint(vllm_servers["paced"].url, design=DESIGN)
 
 
 @pytest.fixture(scope="module")
@@ -82,9 +58,9 @@ def ask(url: str, path: str, content: dict) -> dict:
 
 
 @pytest.mark.parametrize("name", ["paced", "computing"])
-def test_text_and_chat(servers, name):
+def test_text_and_chat(vllm_servers, name):
     """The tokenizer works: n words are n tokens, both ways."""
-    url = servers[name].url
+    url = vllm_servers[name].url
     assert ask(url, "/tokenize", dict(model="hexrepro", prompt="t5 t6 t500"))["tokens"] == [5, 6, 500]
     chat = dict(
         model="hexrepro", messages=[dict(role="user", content="t9 t8 t7")], max_tokens=5, ignore_eos=True
@@ -108,11 +84,11 @@ def test_the_profile_finds_what_was_configured(profile):
     assert 0.0 <= profile.overhead_s < 0.03  # on a busy machine it drowns in the noise of the prompts
 
 
-def test_light_load(servers, profile, queries):
+def test_light_load(vllm_servers, profile, queries):
     """Measured: mean of queries within 1 %, of calls 1 % (mean absolute 3 %); a second replay differs as much."""
     workload = queries.with_arrivals(arrival_times("poisson", queries.n_queries, 0.8, seed=1))
     check, measured, _ = replay_and_simulate(
-        workload, [servers["paced"].url], [profile.instance("paced")], profile.overhead_s, "vllm",
+        workload, [vllm_servers["paced"].url], [profile.instance("paced")], profile.overhead_s, "vllm",
         model="hexrepro", shared="full", salt=1, limit_s=60.0,
     )  # fmt: skip
     assert measured.errors == {}
@@ -128,11 +104,11 @@ def test_light_load(servers, profile, queries):
 
 
 @pytest.mark.parametrize(("policy", "salt"), [("vllm", 2), (OLDEST_QUERY, 3)], ids=["fcfs", "priority"])
-def test_overload(servers, profile, queries, policy, salt):
+def test_overload(vllm_servers, profile, queries, policy, salt):
     """Calls queue for the slots. Measured: mean of queries within 4 %; queries of two replays differ by 0.2 to 6 %."""
     workload = queries.with_arrivals(arrival_times("poisson", queries.n_queries, 3.0, seed=1))
     check, measured, _ = replay_and_simulate(
-        workload, [servers["paced"].url], [profile.instance("paced")], profile.overhead_s, policy,
+        workload, [vllm_servers["paced"].url], [profile.instance("paced")], profile.overhead_s, policy,
         model="hexrepro", shared="full", salt=salt, limit_s=60.0,
     )  # fmt: skip
     assert measured.errors == {}
@@ -141,7 +117,7 @@ def test_overload(servers, profile, queries, policy, salt):
     assert abs(error["throughput_qps"]) < 0.12
 
 
-def test_a_priority_passes_the_queue(servers):
+def test_a_priority_passes_the_queue(vllm_servers):
     """Slots are full and ten calls wait; the last to come is the most urgent, and begins before all that waited."""
     n = SEQUENCES + 11
     calls = [dict(input_tokens=16, output_tokens=60) for _ in range(n)]
@@ -150,7 +126,7 @@ def test_a_priority_passes_the_queue(servers):
     priority[-1] = 0
     run = replay(
         workload,
-        servers["paced"].url,
+        vllm_servers["paced"].url,
         model="hexrepro",
         priority=priority,
         prompts=Prompts(workload, "off", salt=9),
@@ -161,25 +137,25 @@ def test_a_priority_passes_the_queue(servers):
     assert run.first_token_s[-1] > run.call_finish_s.min()  # it takes nobody's slot
 
 
-def test_a_computing_server(servers):
+def test_a_computing_server(vllm_servers):
     """It really computes: a longer prompt takes longer, and lengths are as asked."""
     tokens = [64] * 4 + [3000] * 4
     workload = make_workload(
         [dict(arrival_s=0.4 * i, calls=[dict(input_tokens=n, output_tokens=4)]) for i, n in enumerate(tokens)]
     )
     run = replay(
-        workload, servers["computing"].url, model="hexrepro", prompts=Prompts(workload, "off", salt=1)
+        workload, vllm_servers["computing"].url, model="hexrepro", prompts=Prompts(workload, "off", salt=1)
     )
     assert run.errors == {}
     ttft = run.first_token_s - run.sent_s
     assert np.median(ttft[4:]) > 2 * np.median(ttft[:4])
 
 
-def test_the_simulator_refuses_what_the_server_would(servers, profile):
+def test_the_simulator_refuses_what_the_server_would(vllm_servers, profile):
     """A call that never fits: the server answers 400, the simulator says so before."""
     tokens = PACED.kv_blocks * PACED.block_size
     workload = make_workload([dict(arrival_s=0.0, calls=[dict(input_tokens=tokens, output_tokens=40)])])
-    run = replay(workload, servers["paced"].url, model="hexrepro")
+    run = replay(workload, vllm_servers["paced"].url, model="hexrepro")
     assert run.errors[0].startswith("HTTP 400")
     with pytest.raises(InputError, match="KV blocks"):
         simulate(workload, Cluster("one", (profile.instance("paced"),)), "vllm", base_slo=1.0)

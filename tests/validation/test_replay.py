@@ -12,7 +12,9 @@ import pytest
 from hexrepro.errors import InputError
 from hexrepro.serving import headers as gateway
 from hexrepro.validation.completion_stream import Streamed
-from hexrepro.validation.replay import Prompts, call_frame, gateway_headers, gateway_instance, play, replay
+from hexrepro.validation.prompts import Prompts
+from hexrepro.validation.replay import call_frame, play, replay
+from hexrepro.validation.through_gateway import gateway_headers, gateway_instance
 from tests.strategies import make_workload
 from tests.validation.paced_stub import PacedStub
 
