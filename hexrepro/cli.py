@@ -6,11 +6,10 @@ All else goes to Hydra (`experiments/launch.py`). A user's mistake ends in one l
 
 from __future__ import annotations
 
-import os
-import sys
 from pathlib import Path
 
-from hexrepro.errors import InputError
+from hexrepro.errors import command
+from hexrepro.installed import installed_policies, source_of
 from hexrepro.paths import conf_dir
 
 GROUPS = (
@@ -23,40 +22,25 @@ GROUPS = (
     "engine",
     "tuning/sampler",
     "tuning/space",
+    "hydra/launcher",
 )
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run one command line; returns the exit code (0 done, 2 a user's mistake, 130 interrupted)."""
-    argv = sys.argv[1:] if argv is None else list(argv)
-    try:
-        if not argv or argv[0] in ("-h", "--help", "help"):
-            print(help_text(conf_dir()))
-            return 0
-        if argv == ["--version"]:
-            from hexrepro import __version__
-
-            print(f"hexrepro {__version__}")
-            return 0
-        from hexrepro.experiments.launch import launch
-
-        launch(argv)
+@command(interrupted="interrupted; finished cells are kept: the same command goes on")
+def main(argv: list[str]) -> int:
+    """Run one command line; returns the exit code."""
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        print(help_text(conf_dir()))
         return 0
-    except InputError as mistake:
-        if os.environ.get("HEXREPRO_DEBUG") == "1":
-            raise
-        print(f"hexrepro: {' '.join(str(mistake).split())}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        start = "\n" if sys.stderr.isatty() else ""  # behind the terminal's ^C
-        print(
-            f"{start}hexrepro: interrupted; finished cells are kept: the same command goes on",
-            file=sys.stderr,
-        )
-        return 130
-    except BrokenPipeError:  # the reader of our output (head, less) has gone
-        sys.stdout = None
-        return 141
+    if argv == ["--version"]:
+        from hexrepro import __version__
+
+        print(f"hexrepro {__version__}")
+        return 0
+    from hexrepro.experiments.launch import launch
+
+    launch(argv)
+    return 0
 
 
 def help_text(conf: Path) -> str:
@@ -74,6 +58,7 @@ def help_text(conf: Path) -> str:
             "",
             f"{group}={'NAME or [NAME,NAME,...]' if group == 'policy' else 'NAME'}:",
             *_options(conf / group),
+            *(_installed() if group == "policy" else ()),
         ]
     lines += [
         "",
@@ -88,6 +73,9 @@ def help_text(conf: Path) -> str:
         "  python -m hexrepro experiment=hetero1 prefix_caching=off,template,full -m     (one run each)",
         "  python -m hexrepro experiment=hetero1 --cfg job     (show the composed config, run nothing)",
         "",
+        "hydra/launcher=NAME runs a sweep's runs (-m) in other processes or on other machines.",
+        "`python -m hexrepro.scheduling check POLICY` tries a policy of your own; `python -m hexrepro.report` makes a page of",
+        "a run (html), and a trace for Perfetto (timeline).",
         "--config-dir DIR adds a directory of your own configs: DIR/policy/mine.yaml is then policy=mine.",
         "Results go to outputs/EXPERIMENT/DATE_TIME (hydra.run.dir=DIR chooses another). Finished cells are cached in",
         "HEXREPRO_CACHE (default: the user's cache directory). HEXREPRO_DEBUG=1 shows the traceback of a mistake.",
@@ -99,6 +87,13 @@ def _options(group: Path) -> list[str]:
     files = sorted(group.glob("[!_]*.yaml"))
     width = max((len(f.stem) for f in files), default=0)
     return [f"  {f.stem:<{width}}  {describe(f)}" for f in files] or ["  (none)"]
+
+
+def _installed() -> list[str]:
+    """Policies of installed packages, and the package of each."""
+    found = installed_policies()
+    width = max((len(name) for name in found), default=0)
+    return [f"  {name:<{max(width, 11)}}  of {source_of(entries)}" for name, entries in found.items()]
 
 
 def describe(file: Path) -> str:

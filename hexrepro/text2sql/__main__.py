@@ -21,36 +21,26 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from hexrepro.errors import InputError
+from hexrepro.errors import InputError, command
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Returns the exit code: 0 answered, 1 no candidate could be run, 2 a user's mistake, 130 interrupted."""
-    argv = sys.argv[1:] if argv is None else list(argv)
+@command()
+def main(argv: list[str]) -> int:
+    """Returns the exit code: 0 answered, 1 no candidate could be run, and those of every command."""
+    chosen = _parser().parse_args(argv or ["--help"])
+    _check(chosen)
+    if chosen.make_database:
+        from hexrepro.text2sql.railway import make_railway
+
+        make_railway(chosen.make_database)
+        print(f"Wrote {chosen.make_database}")
+        return 0
     try:
-        chosen = _parser().parse_args(argv or ["--help"])
-        _check(chosen)
-        if chosen.make_database:
-            from hexrepro.text2sql.railway import make_railway
-
-            make_railway(chosen.make_database)
-            print(f"Wrote {chosen.make_database}")
-            return 0
-        try:
-            import openai  # noqa: F401
-        except ModuleNotFoundError as error:
-            raise InputError("openai is missing: pip install 'hexrepro[text2sql]'") from error
-        with _database(chosen) as database:
-            return asyncio.run((_benchmark if chosen.benchmark else _answer)(chosen, database))
-    except InputError as mistake:
-        print(f"hexrepro: {' '.join(str(mistake).split())}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("hexrepro: interrupted", file=sys.stderr)
-        return 130
-    except BrokenPipeError:  # the reader of our output (head, less) has gone
-        sys.stdout = None
-        return 141
+        import openai  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise InputError("openai is missing: pip install 'hexrepro[text2sql]'") from error
+    with _database(chosen) as database:
+        return asyncio.run((_benchmark if chosen.benchmark else _answer)(chosen, database))
 
 
 class _Parser(argparse.ArgumentParser):
