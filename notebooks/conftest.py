@@ -9,7 +9,9 @@ import pytest
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item):
-    """What a notebook's kernel inherits while it runs."""
+    """What a notebook's kernel inherits while it runs. (The hook is called for every test of a session.)"""
+    if item.path.suffix != ".ipynb":
+        return (yield)
     from hexrepro.compiled import numba  # has chosen the place of the compiled code
 
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as cache:

@@ -1,4 +1,5 @@
-"""Shared by all tests: no test writes to the user's cache, and a stand-in for the simulator where it does not matter."""
+"""Shared by all tests: no test writes to the user's cache, a stand-in for the simulator where it does not matter, real vLLM
+servers, and how pytest-xdist's workers share the work."""
 
 from __future__ import annotations
 
@@ -9,12 +10,47 @@ import numpy as np
 import pytest
 
 from hexrepro.simulator.results import INSTANCE_COUNTS
+from tests import in_parallel
 
 # The same examples every time; HYPOTHESIS_PROFILE=search looks for others. An example that compiles, or waits for a busy core,
 # is no failure.
 hypothesis.settings.register_profile("hexrepro", deadline=None, derandomize=True)
 hypothesis.settings.register_profile("search", deadline=None)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "hexrepro"))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config) -> int | None:
+    """`-n auto`: one more than there are cores, since many tests wait: for servers, for processes, for time to pass."""
+    return (os.cpu_count() or 1) + 1 if config.option.numprocesses == "auto" else None
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    return in_parallel.scheduler(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=in_parallel.place)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def kernels_are_compiled_once(tmp_path_factory):
+    """By one of pytest-xdist's workers; others that need them wait for it."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        yield
+        return
+    with in_parallel.one_compiles(tmp_path_factory.getbasetemp().parent):  # which all workers share
+        yield
+
+
+@pytest.fixture(scope="session")
+def vllm_servers(tmp_path_factory):
+    """Real servers by name, see `tests/real_vllm.py`. They end with the session; idle, they take no CPU."""
+    from tests import real_vllm
+
+    with real_vllm.servers(tmp_path_factory.mktemp("vllm")) as running:
+        yield running
 
 
 @pytest.fixture
@@ -25,6 +61,15 @@ def cell_cache(tmp_path, monkeypatch):
     directory = tmp_path / "cache"
     monkeypatch.setenv("HEXREPRO_CACHE", str(directory))
     return directory / "cells"
+
+
+@pytest.fixture
+def no_sweep(monkeypatch):
+    """Hydra composes every config twice, the first time only to learn whether it is a sweep. Here it is told that it is none,
+    which halves what a quick run takes. Sweeps, and both compositions, are tested in tests/experiments/test_studies.py."""
+    from hydra._internal.hydra import Hydra
+
+    monkeypatch.setattr(Hydra, "get_mode", lambda *args, **kwargs: None)
 
 
 @pytest.fixture

@@ -11,7 +11,9 @@ import pytest
 from hexrepro.cli import GROUPS, describe, help_text, main
 from hexrepro.paths import conf_dir
 
-SMALL = ("seeds=2", "profile=silicon", "workload=trace1", "workload.n_queries=4", "policy=[vllm,eft]")
+SMALL = (
+    "seeds=2", "profile=silicon", "workload=trace1", "workload.n_queries=4", "figures=false", "policy=[vllm,eft]",
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -170,7 +172,9 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize(("argv", "says"), MISTAKES.values(), ids=MISTAKES.keys())
-def test_a_mistake_is_one_line_and_leaves_nothing_behind(argv, says, run, fake_simulator):
+def test_a_mistake_is_one_line_and_leaves_nothing_behind(argv, says, run, fake_simulator, request):
+    if "experiment=ablation" not in argv:
+        request.getfixturevalue("no_sweep")
     code, out, err = run(*argv)
     assert code == 2
     assert out == ""

@@ -42,7 +42,15 @@ def test_a_policy_of_one_s_own(files_of_the_readme):
 
 
 def test_an_edited_rule_is_not_taken_from_the_cache(files_of_the_readme):
-    argv = ["experiment=hetero1", "--config-dir", "mine", "policy=fast_first", *SHRUNK, "profile=silicon"]
+    argv = [
+        "experiment=hetero1",
+        "--config-dir",
+        "mine",
+        "policy=fast_first",
+        *SHRUNK,
+        "profile=silicon",
+        "figures=false",
+    ]
     assert main([*argv, "hydra.run.dir=first"]) == 0
     own = Path("my_rules.py")
     own.write_text(own.read_text().replace("patience=3.0", "patience=0.0"))

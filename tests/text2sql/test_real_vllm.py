@@ -6,7 +6,6 @@ HEXREPRO_VLLM_PYTHON=path/to/python pytest -m vllm tests/text2sql
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from dataclasses import replace
 
@@ -14,7 +13,6 @@ import pytest
 
 from hexrepro.cluster.latency import LatencyModel
 from hexrepro.cluster.types import Cluster
-from hexrepro.errors import InputError
 from hexrepro.serving.call_log import CallLog
 from hexrepro.serving.config import Serving
 from hexrepro.serving.gateway import Gateway
@@ -23,28 +21,19 @@ from hexrepro.text2sql.agent import Options, answer
 from hexrepro.text2sql.database import Database
 from hexrepro.text2sql.model import Model
 from hexrepro.text2sql.railway import make_railway
-from hexrepro.validation.launch import PYTHON_VARIABLE, ServerSpec, launch, vllm_python
-from hexrepro.validation.tiny_model import TinyModel
+from tests.real_vllm import COMPUTING
 from tests.serving.scripted import QUICK, in_loop, settled
 
 pytestmark = pytest.mark.vllm
 
 QUESTION = "How many trains of intercity lines were cancelled?"
-# it computes; the pace is what the gateway believes of it
-SPEC = ServerSpec("tiny", TinyModel(layers=2, hidden=64, heads=2, kv_heads=2), kv_blocks=512)
-BELIEVED = replace(SPEC, pace=LatencyModel(0.003, 3e-5, 0.0, 1e-4, 0.0)).instance()
+# the server computes; the pace is what the gateway believes of it
+BELIEVED = replace(COMPUTING, name="tiny", pace=LatencyModel(0.003, 3e-5, 0.0, 1e-4, 0.0)).instance()
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    try:
-        vllm_python()
-    except InputError as error:
-        if os.environ.get(PYTHON_VARIABLE):
-            raise
-        pytest.skip(str(error))
-    with launch([SPEC], tmp_path_factory.mktemp("vllm")) as running:
-        yield running[0]
+@pytest.fixture
+def server(vllm_servers):
+    return vllm_servers["computing"]
 
 
 @in_loop
@@ -52,7 +41,7 @@ async def test_every_stage_and_the_correction_loop(server, tmp_path) -> None:
     make_railway(tmp_path / "railway.sqlite")
     settings = replace(QUICK, timeouts=Timeouts(first_byte_s=60.0), probe_every_s=5.0)
     serving = Serving(
-        Cluster("one", (BELIEVED,)), (server.url,), models=(SPEC.served_name,), settings=settings
+        Cluster("one", (BELIEVED,)), (server.url,), models=(COMPUTING.served_name,), settings=settings
     )
     with CallLog(tmp_path / "calls.jsonl") as log:
         async with Gateway(serving) as gateway:
@@ -85,7 +74,7 @@ async def test_every_stage_and_the_correction_loop(server, tmp_path) -> None:
 async def test_without_the_gateway(server, tmp_path) -> None:
     make_railway(tmp_path / "railway.sqlite")
     async with Model(f"{server.url}/v1", max_tokens=8) as model:
-        assert model.model == SPEC.served_name
+        assert model.model == COMPUTING.served_name
         run = await answer(QUESTION, model, Database(tmp_path / "railway.sqlite"), Options(corrections=0))
     assert run.picked is None
     assert all(step.answer.instance is None for step in run.calls)

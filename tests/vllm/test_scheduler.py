@@ -25,8 +25,7 @@ from tests.oracle import Oracle, OracleInstance, only_instance
 from tests.strategies import make_instance, make_workload
 from tests.vllm.scenarios import drawn_all, named
 
-# one worker: importing vLLM takes 10 s and more
-pytestmark = [pytest.mark.vllm, pytest.mark.xdist_group("vllm")]
+pytestmark = pytest.mark.vllm
 
 N_DRAWN = 300
 SCENARIOS = {scenario["name"]: scenario for scenario in [*named(), *drawn_all(N_DRAWN)]}
