@@ -14,18 +14,27 @@ from paper_figures.readme import replace
 HERE = Path(__file__).parent
 
 _HEAD = """\
-# The figures
+# For readers of the paper: claims and figures
+
+- **Does a claim hold?** [REPRODUCTION.md](REPRODUCTION.md) takes them one by one: the paper's value and how sure it is, ours
+  with intervals under both views of the hardware, the verdict, and the assumption on which it turns.
+- **What does it look like?** The figures are below, each with what to see in it.
+- **What does the scheduler do?** [Notebook 01](../notebooks/01_tour.ipynb) follows one query's LLM calls through the system;
+  [02](../notebooks/02_ablation.ipynb) takes the scheduler apart; in [03](../notebooks/03_alpha.ipynb) a slider moves α.
+- **Is the simulator right?** [Notebook 05](../notebooks/05_sim_vs_vllm.ipynb) holds it against real vLLM servers.
+- **Would another assumption change the picture?** [Other settings](../hexrepro/experiments/README.md) are one command each.
+
+To draw the figures again, from a clone:
 
 ```sh
-python -m paper_figures              # run what is missing or stale, redraw, rewrite this page and REPRODUCTION.md
-python -m paper_figures NAME ...     # only these
 python -m paper_figures --list       # what there is, and whether its results are those of this code
-python -m paper_figures --again      # run again even so
+python -m paper_figures attainment   # one of them (or several): run what is missing or stale, redraw, rewrite the pages
+python -m paper_figures              # all
+python -m paper_figures --again      # run again even what is fresh
 ```
 
-Run it from the repository. Ctrl-C loses no finished work. The results are kept in [results/](results), a directory for
-each experiment, and the figures read only these: redrawing runs nothing. [REPRODUCTION.md](REPRODUCTION.md) says which of
-the paper's claims hold. This page is written by the same command; all figures together took {total} to compute.
+Ctrl-C loses no finished work. The results are kept in [results/](results), a directory for each experiment, and the figures
+read only these: redrawing runs nothing. This page is written by the same command; all figures took {total} to compute.
 
 In all figures a policy has one colour, an interval is a 95 % interval over arrival seeds (the same arrivals for every
 policy), and a hollow mark is a tie: the interval of the ratio contains 1.

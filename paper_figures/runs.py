@@ -100,11 +100,16 @@ def command(experiment: str) -> str:
 
 def config_digest(experiment: str) -> str:
     """A digest of what an experiment's config is composed of: its own YAML, the defaults, every option of every group,
-    and the project's data."""
+    and the project's data; without what says where a sweep runs, how the gateway serves, and what the agent is asked."""
     conf, data = conf_dir(), data_dir()
     files = [conf / "config.yaml", conf / "experiment" / f"{experiment}.yaml"]
-    files += [f for f in sorted(conf.rglob("*.yaml")) if f.parent not in (conf, conf / "experiment")]
-    files += [f for f in sorted(data.rglob("*")) if f.suffix in (".yaml", ".csv", ".json", ".parquet")]
+    groups = [
+        d for d in sorted(conf.iterdir()) if d.is_dir() and d.name not in ("experiment", "hydra", "serving")
+    ]
+    files += [f for group in groups for f in sorted(group.rglob("*.yaml"))]
+    rooms = [d for d in sorted(data.iterdir()) if d.is_dir() and d.name != "text2sql"]
+    kinds = (".yaml", ".csv", ".json", ".parquet")
+    files += [f for room in rooms for f in sorted(room.rglob("*")) if f.suffix in kinds]
     digest = hashlib.sha256()
     for file in files:
         digest.update(file.name.encode() + b"\0" + (file.read_bytes() if file.exists() else b""))
