@@ -8,6 +8,7 @@ is named by its function in `dispatch.py` or `queues.py`, or, for a rule of your
 import difflib
 import hashlib
 import importlib
+import importlib.machinery
 import importlib.util
 import sys
 from collections.abc import Mapping
@@ -233,13 +234,20 @@ def _signature(kind: str):
     return {"dispatch": DISPATCH, "queue": QUEUE}[kind]
 
 
+class _FromSource(importlib.machinery.SourceFileLoader):
+    """Python's cache of bytecode would take an edit within a second that leaves the length for no edit; here it is not used."""
+
+    def path_stats(self, path: str):
+        raise OSError
+
+
 def _load_file(path: Path):
     """The file as a module. Its name carries the content: an edited file is another module, and the same in any process."""
     path = path.resolve()
     digest = hashlib.sha256(str(path).encode() + path.read_bytes()).hexdigest()[:16]
     name = f"hexrepro_rules_{path.stem}_{digest}"
     if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, path)
+        spec = importlib.util.spec_from_file_location(name, path, loader=_FromSource(name, str(path)))
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module  # before it runs: Numba's cache looks modules up by name
         try:
