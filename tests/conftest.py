@@ -4,6 +4,7 @@ servers, and how pytest-xdist's workers share the work."""
 from __future__ import annotations
 
 import os
+import signal
 
 import hypothesis
 import numpy as np
@@ -17,6 +18,11 @@ from tests import in_parallel
 hypothesis.settings.register_profile("hexrepro", deadline=None, derandomize=True)
 hypothesis.settings.register_profile("search", deadline=None)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "hexrepro"))
+
+
+# A shell's background job (`pytest &`, nohup) begins with Ctrl-C ignored, and so would all that the tests start and interrupt
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(optionalhook=True)

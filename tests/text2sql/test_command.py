@@ -167,7 +167,7 @@ async def test_ctrl_c_ends_it_and_the_call_upstream(tmp_path) -> None:
                 assert process.returncode is None
                 await asyncio.sleep(0.02)
             process.send_signal(signal.SIGINT)
-            out, err = await asyncio.wait_for(process.communicate(), 5.0)
+            out, err = await asyncio.wait_for(process.communicate(), 30.0)
         finally:
             if process.returncode is None:
                 process.kill()
