@@ -9,11 +9,11 @@ from numba.extending import intrinsic
 
 from hexrepro.compiled import njit
 from hexrepro.scheduling import decision
-from hexrepro.scheduling.decision import NOBODY, OUTSIDE, Desk, desk
+from hexrepro.scheduling.decision import NOBODY, OUTSIDE, desk
 from hexrepro.scheduling.rules import Rule
 from hexrepro.scheduling.views import DISPATCH, QUEUE
 
-__all__ = ["NOBODY", "OUTSIDE", "Desk", "address", "decide", "desk"]
+__all__ = ["NOBODY", "OUTSIDE", "address", "decide", "desk"]
 
 _FROM_LENGTHS = np.zeros((0, 0))  # t_comp is estimated from the call's lengths
 

@@ -20,6 +20,7 @@ from hexrepro.scheduling.estimates import budget_s
 from hexrepro.scheduling.policy import Policy
 from hexrepro.scheduling.rules import Rule
 from hexrepro.scheduling.views import CALL, INSTANCE
+from hexrepro.testing.shrinking import shrunk
 
 STEPS = (
     100_000  # lines of Python after which a rule is taken to loop for ever; built-in ones need some hundreds
@@ -192,14 +193,7 @@ for _name, _value in dict(
 
 def smallest(at: Decision, fails: Callable[[Decision], bool]) -> Decision:
     """The decision with fewer instances and plain values, as long as `fails` holds of it."""
-    tried = True
-    while tried:
-        tried = False
-        for simpler in _simpler(at):
-            if fails(simpler):
-                at, tried = simpler, True
-                break
-    return at
+    return shrunk(at, _simpler, fails)
 
 
 def _simpler(at: Decision) -> Iterator[Decision]:

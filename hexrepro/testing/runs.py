@@ -16,6 +16,7 @@ from hexrepro.scheduling.estimates import Estimates, estimate
 from hexrepro.scheduling.policy import Policy
 from hexrepro.scheduling.views import instance_views
 from hexrepro.simulator import EngineOptions, GridResult, Result, simulate_grid
+from hexrepro.testing.shrinking import shrunk
 from hexrepro.workload.types import Workload
 
 BASE_SLO_S = 8.0
@@ -169,14 +170,7 @@ def run(
 
 def smallest(case: Case, fails: Callable[[Case], bool]) -> Case:
     """The case with fewer queries, calls, tokens and instances, as long as `fails` holds of it."""
-    tried = True
-    while tried:
-        tried = False
-        for simpler in _simpler(case):
-            if fails(simpler):
-                case, tried = simpler, True
-                break
-    return case
+    return shrunk(case, _simpler, fails)
 
 
 def _simpler(case: Case) -> Iterator[Case]:

@@ -16,6 +16,7 @@ from aiohttp import web
 from hexrepro.cluster import load_cluster
 from hexrepro.cluster.types import Cluster
 from hexrepro.serving.config import Serving, Settings
+from hexrepro.serving.coordinator import Coordinator
 from hexrepro.serving.gateway import Gateway
 from hexrepro.serving.upstream import Timeouts
 
@@ -251,14 +252,8 @@ async def post(gateway: Gateway, body, path: str = "/v1/chat/completions", **hea
         return answer.status, answer.headers, await answer.read()
 
 
-async def settled(gateway: Gateway) -> None:
-    """Wait until nothing is under way; then nothing may be left on any account."""
-    of = gateway.coordinator
-    for _ in range(200):
-        if of.calls_under_way == 0:
-            break
-        await asyncio.sleep(0.01)
-    assert of.calls_under_way == 0
+def nothing_on_any_account(of: Coordinator) -> None:
+    """No instance holds anything, as the coordinator sees it."""
     for column in (
         "running",
         "waiting",
@@ -269,6 +264,17 @@ async def settled(gateway: Gateway) -> None:
         "kv_tokens",
     ):
         assert not of.views[column].any(), column
+
+
+async def settled(gateway: Gateway) -> None:
+    """Wait until nothing is under way; then nothing may be left on any account."""
+    of = gateway.coordinator
+    for _ in range(200):
+        if of.calls_under_way == 0:
+            break
+        await asyncio.sleep(0.01)
+    assert of.calls_under_way == 0
+    nothing_on_any_account(of)
     assert all(lane.running == 0 and len(lane) == 0 for lane in gateway.dispatcher.lanes)
     for _ in range(50):  # the handlers end a little later than their calls
         if not gateway.dispatcher.under_way:

@@ -19,6 +19,7 @@ from hexrepro.simulator.session import Simulation
 from hexrepro.tuning.feed import Feed
 from hexrepro.tuning.online import OnlineOptions, OnlineTuner
 from hexrepro.workload import arrival_times, generate
+from tests.serving.scripted import nothing_on_any_account
 
 BASE_SLO_S = 40.0
 FIRST, FINISHED, DISPATCHED, ADMITTED = range(4)  # the simulator's order at one time
@@ -308,16 +309,7 @@ def test_a_rule_that_fails_leaves_the_books_as_they_were(cluster, monkeypatch) -
     assert of.call_arrived("q", "s", 10, 3.0).after == (first.call,)
     of.failed(second.call, 4.0)
     of.failed(second.call + 1, 4.0)
-    for name in (
-        "running",
-        "waiting",
-        "waiting_s",
-        "outstanding_s",
-        "prefill_tokens",
-        "output_tokens",
-        "kv_tokens",
-    ):
-        assert not of.views[name].any(), name
+    nothing_on_any_account(of)
     assert of.calls_waiting == of.calls_under_way == 0
 
 
